@@ -1,0 +1,3 @@
+//! Compiles the kernels.
+
+fn main() {}

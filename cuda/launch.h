@@ -1,0 +1,158 @@
+/* What the host hands to a kernel: plain C structs, shared by Rust (bindgen), the GPU kernels and the host kernels.
+ *
+ * A schedule compiles to one `pl_table` per rank. A step (one kernel launch) gets it inside `pl_args`, by value: on a
+ * GPU as a `const __grid_constant__` argument, so that a run-time index does not put the struct on the stack.
+ *
+ * Units: a *pack* is 16 bytes of the caller's data type (the last one of a message may be short). A *tile* is the
+ * message of one step, cut into *pieces* at whole packs; a *chunk* is a run of `chunk_packs` packs of a piece.
+ */
+#ifndef PEERLANE_LAUNCH_H
+#define PEERLANE_LAUNCH_H
+
+#include <stdint.h>
+
+#define PL_MAX_RANKS 16
+#define PL_MAX_PIECES 16
+#define PL_MAX_PHASES 44
+#define PL_MAX_SENDS 72
+#define PL_MAX_ITEMS 300
+#define PL_MAX_FOLDS 64
+#define PL_PACK_BYTES 16
+
+/* Data types and operations carry NCCL's numbers, so that the NCCL replacement needs no table. */
+enum pl_dtype {
+  PL_I8 = 0,
+  PL_U8 = 1,
+  PL_I32 = 2,
+  PL_U32 = 3,
+  PL_I64 = 4,
+  PL_U64 = 5,
+  PL_F16 = 6,
+  PL_F32 = 7,
+  PL_F64 = 8,
+  PL_BF16 = 9
+};
+enum pl_op { PL_SUM = 0, PL_PROD = 1, PL_MAX = 2, PL_MIN = 3, PL_AVG = 4 };
+
+enum pl_protocol { PL_LL = 0, PL_SENTINEL = 1, PL_FLAGGED = 2 };
+
+/* pl_send.src: what is sent. */
+enum pl_source { PL_SRC_INPUT = 0, PL_SRC_PARTIAL = 1, PL_SRC_RESULT = 2 };
+
+/* pl_item.from: 0..15 is the peer that wrote the slot; these two are the rank's own data. */
+enum pl_from { PL_FROM_INPUT = 16, PL_FROM_PARTIAL = 17 };
+
+/* pl_fold.dst: round to the caller's output; keep in the accumulator type; or only wait until the items are there
+ * (they stay in their slots for a later fold). */
+enum pl_dst { PL_DST_RESULT = 0, PL_DST_PARTIAL = 1, PL_DST_AWAIT = 2 };
+
+/* Why a rank gave up; 0 is "has not". */
+enum pl_reason {
+  PL_REASON_NONE = 0,
+  PL_REASON_DEADLINE = 1,   /* a wait outlived its deadline */
+  PL_REASON_RANK_DIED = 2,  /* the host saw a rank die */
+  PL_REASON_ABORTED = 3,    /* somebody called abort */
+  PL_REASON_CONCURRENT = 4, /* two launches met on one channel */
+  PL_REASON_MISMATCH = 5,   /* ranks made different calls (PEERLANE_CHECK) */
+  PL_REASON_CLOSED = 6      /* replayed after destroy */
+};
+
+/* Push `piece` of `src` to `peer`. `slot`: where it arrives there (its flag, and for push its data). `data`: the data
+ * slot: of the peer's slab for push (equal to `slot`), of the sender's own slab for pull. */
+typedef struct {
+  uint8_t peer, piece, src, slot, data;
+} pl_send;
+
+/* One operand of a fold, in postfix order of the tree: push it, then combine the top two `merge` times.
+ * `wire_f32`: the slot holds accumulator values, not the caller's type. `data`: as in pl_send; in `from`'s slab for pull. */
+typedef struct {
+  uint8_t slot, data, from, merge, wire_f32;
+} pl_item;
+
+typedef struct {
+  uint16_t item0;
+  uint8_t items, piece, dst, canonical; /* canonical: the merges are those of the balanced tree over `items` leaves */
+} pl_fold;
+
+/* In a phase all sends come first, then the folds in order. */
+typedef struct {
+  uint8_t send0, sends, fold0, folds, wire_f32;
+} pl_phase;
+
+typedef struct {
+  uint8_t n, rank, phases, pieces;
+  uint8_t fan_in;     /* most remote items of any fold */
+  uint8_t pull;       /* 1: data stays in the writer's slab and only the flag travels (flagged protocol alone) */
+  uint8_t slots;      /* data slots per half, the same on all ranks */
+  uint8_t flag_slots; /* arrivals per half, the same on all ranks */
+  uint16_t cut_num[PL_MAX_PIECES + 1], cut_den; /* piece p of L packs: [L*cut_num[p]/cut_den, L*cut_num[p+1]/cut_den) */
+  pl_phase phase[PL_MAX_PHASES];
+  pl_send send[PL_MAX_SENDS];
+  pl_item item[PL_MAX_ITEMS];
+  pl_fold fold[PL_MAX_FOLDS];
+} pl_table;
+
+/* What a rank says when it gives up; written into its own slot of every peer's slab, `valid` last. */
+typedef struct {
+  uint32_t reason, rank, peer, phase; /* peer: whom it waited for, or who differs */
+  uint64_t step, bytes;               /* the epoch, and the size of the step */
+  uint32_t dtype, op;                 /* of the call; for a mismatch the peer's */
+  uint64_t count;                     /* likewise */
+  uint64_t valid;                     /* 1 once the rest can be read */
+} pl_record;
+
+/* What a rank is about to do, exchanged before the first phase under PEERLANE_CHECK. */
+typedef struct {
+  uint64_t count;
+  uint32_t dtype, op, algo, proto;
+  uint64_t call; /* the host's number of the call on this channel */
+  uint64_t tag;  /* the epoch once the rest can be read */
+} pl_call;
+
+/* One per communicator and rank, in the rank's own memory. Sticky: never cleared. */
+typedef struct {
+  uint32_t abort; /* pl_reason; ends every wait and makes later launches fill their output and return */
+  uint32_t reserved;
+  pl_record record; /* the first reason, by whoever set `abort` */
+} pl_state;
+
+/* One per channel, in the rank's own memory, never in the slab (which may be host memory). */
+typedef struct {
+  uint64_t epoch;   /* of the next step; the last block of a step advances it */
+  uint64_t owner;   /* launch id of the step in flight, 0 when idle */
+  uint32_t arrived; /* blocks of the step that are done */
+  uint32_t failed;  /* a block of the step gave up */
+} pl_channel;
+
+/* Offsets into a slab, in bytes; the same on all ranks. Derived from the capacity and the schedule, never from the
+ * call, so that no step can find another step's layout where it reads. */
+typedef struct {
+  uint64_t data, half_bytes, slot_bytes; /* of the protocol's region: word = data + half*half_bytes + slot*slot_bytes */
+  uint64_t flags, flags_half_bytes;      /* flagged only: flag = flags + half*flags_half_bytes + (slot*flag_chunks + chunk)*64 */
+  uint64_t records;                      /* pl_record[16] */
+  uint64_t calls;                        /* pl_call[2][16], of the channel */
+  uint32_t flag_chunks;                  /* most chunks per slot */
+  uint32_t reserved;
+} pl_geometry;
+
+typedef struct {
+  pl_table table;
+  pl_geometry geo;
+  uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here */
+  pl_state* state;
+  pl_channel* channel;
+  const void* input;
+  void* output;
+  void* partial;  /* own scratch: accumulator values of the whole tile, addressed by pack */
+  uint64_t count; /* elements of this step */
+  uint64_t deadline_ns;
+  uint64_t launch; /* id of this launch where the device has none of its own; not 0 */
+  uint64_t call;
+  uint32_t dtype, op, proto, algo;
+  uint32_t chunk_packs;
+  uint32_t check; /* 1: exchange and compare pl_call first */
+  uint32_t yield; /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
+  uint32_t reserved;
+} pl_args;
+
+#endif

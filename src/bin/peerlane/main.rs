@@ -1,0 +1,3 @@
+//! The `peerlane` command-line tool.
+
+fn main() {}

@@ -1,0 +1,153 @@
+//! Every `PEERLANE_*` variable, in one struct. Nothing else in the library reads the environment.
+
+use crate::error::{Error, Result};
+use crate::types::{Algorithm, Direction, Protocol};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What the environment asks for; a field is `None` where its variable is not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Env {
+    /// `PEERLANE_LOG`: `off`, `error`, `warn` (default), `info`, `debug`; where the library says what it decided (stderr).
+    pub log: Option<String>,
+    /// `PEERLANE_ISLANDS`: ranks of each island, such as `0-3,4-7`; default one island.
+    pub islands: Option<String>,
+    /// `PEERLANE_SLAB`: bytes of a rank's slab, with an optional K, M or G (powers of 1024); 1M to 1G.
+    pub slab: Option<u64>,
+    /// `PEERLANE_DEADLINE`: seconds (a fraction is fine) until a wait gives up; default 600.
+    pub deadline: Option<Duration>,
+    /// `PEERLANE_SETUP_DEADLINE`: seconds until set-up gives up; default 120.
+    pub setup_deadline: Option<Duration>,
+    /// `PEERLANE_ALGO`: serve every call with this algorithm.
+    pub algorithm: Option<Algorithm>,
+    /// `PEERLANE_PROTO`: serve every call with this protocol.
+    pub protocol: Option<Protocol>,
+    /// `PEERLANE_DIRECTION`: `push` or `pull` for the `flagged` protocol.
+    pub direction: Option<Direction>,
+    /// `PEERLANE_CHECK`: `1` compares what the ranks call before every step and fails with the difference.
+    pub check: Option<bool>,
+    /// `PEERLANE_RUN_DIR`: where rendezvous sockets live; default `$XDG_RUNTIME_DIR/peerlane`, else `/tmp/peerlane-UID`.
+    pub run_dir: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`, the default parent of the run directory.
+    pub xdg_runtime_dir: Option<PathBuf>,
+}
+
+impl Env {
+    /// Reads the process environment. A variable that is set but makes no sense is an error that names it.
+    pub fn read() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// The same from any source of variables; an empty value counts as not set.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let text = |name: &str| lookup(name).filter(|v| !v.is_empty());
+        Ok(Env {
+            log: parsed("PEERLANE_LOG", text("PEERLANE_LOG"), |v| match v {
+                "off" | "error" | "warn" | "info" | "debug" => Ok(v.to_owned()),
+                _ => Err("is none of off, error, warn, info, debug".to_owned()),
+            })?,
+            islands: text("PEERLANE_ISLANDS"),
+            slab: parsed("PEERLANE_SLAB", text("PEERLANE_SLAB"), parse_bytes)?,
+            deadline: parsed("PEERLANE_DEADLINE", text("PEERLANE_DEADLINE"), parse_seconds)?,
+            setup_deadline: parsed(
+                "PEERLANE_SETUP_DEADLINE",
+                text("PEERLANE_SETUP_DEADLINE"),
+                parse_seconds,
+            )?,
+            algorithm: parsed("PEERLANE_ALGO", text("PEERLANE_ALGO"), from_str)?,
+            protocol: parsed("PEERLANE_PROTO", text("PEERLANE_PROTO"), from_str)?,
+            direction: parsed("PEERLANE_DIRECTION", text("PEERLANE_DIRECTION"), from_str)?,
+            check: parsed("PEERLANE_CHECK", text("PEERLANE_CHECK"), |v| match v {
+                "0" => Ok(false),
+                "1" => Ok(true),
+                _ => Err("is neither 0 nor 1".to_owned()),
+            })?,
+            run_dir: text("PEERLANE_RUN_DIR").map(PathBuf::from),
+            xdg_runtime_dir: text("XDG_RUNTIME_DIR").map(PathBuf::from),
+        })
+    }
+}
+
+fn parsed<T>(
+    name: &str,
+    value: Option<String>,
+    parse: impl Fn(&str) -> std::result::Result<T, String>,
+) -> Result<Option<T>> {
+    value
+        .map(|v| parse(&v).map_err(|why| Error::InvalidArgument(format!("{name}={v} {why}"))))
+        .transpose()
+}
+
+fn from_str<T: FromStr<Err = Error>>(text: &str) -> std::result::Result<T, String> {
+    text.parse().map_err(|e: Error| format!("({e})"))
+}
+
+fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s > 0.0 && s <= 1e9 => Ok(Duration::from_secs_f64(s)),
+        _ => Err("is not a number of seconds above 0".to_owned()),
+    }
+}
+
+/// Bytes with an optional suffix K, M or G (powers of 1024), as in nccl-tests.
+pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((i, 'K' | 'k')) => (&text[..i], 10),
+        Some((i, 'M' | 'm')) => (&text[..i], 20),
+        Some((i, 'G' | 'g')) => (&text[..i], 30),
+        _ => (text, 0),
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|v| v.checked_mul(1 << shift))
+        .ok_or_else(|| "is not a number of bytes, such as 14336, 8K or 4M".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Result<Env> {
+        let pairs: Vec<_> = pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        Env::from_lookup(move |name| pairs.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+    }
+
+    #[test]
+    fn an_empty_environment_asks_for_nothing() {
+        assert_eq!(env(&[]).unwrap(), Env::default());
+        assert_eq!(env(&[("PEERLANE_SLAB", "")]).unwrap(), Env::default());
+    }
+
+    #[test]
+    fn values_are_parsed() {
+        let e = env(&[
+            ("PEERLANE_SLAB", "4M"),
+            ("PEERLANE_DEADLINE", "1.5"),
+            ("PEERLANE_ALGO", "two_shot"),
+            ("PEERLANE_CHECK", "1"),
+        ])
+        .unwrap();
+        assert_eq!(e.slab, Some(4 << 20));
+        assert_eq!(e.deadline, Some(Duration::from_millis(1500)));
+        assert_eq!(e.algorithm, Some(Algorithm::TwoShot));
+        assert_eq!(e.check, Some(true));
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_names_the_variable() {
+        for (name, value) in [
+            ("PEERLANE_SLAB", "many"),
+            ("PEERLANE_SLAB", "99999999999G"),
+            ("PEERLANE_DEADLINE", "-1"),
+            ("PEERLANE_DEADLINE", "nan"),
+            ("PEERLANE_ALGO", "ring"),
+            ("PEERLANE_CHECK", "yes"),
+            ("PEERLANE_LOG", "loud"),
+        ] {
+            let error = env(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Slabs: the peer-visible buffers, their layout and how they are shared.

@@ -1,0 +1,29 @@
+//! **peerlane**: topology-aware small-message collectives over peer-to-peer buffers.
+//!
+//! A map of the library, from the bottom up; a module uses only what stands above it here:
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`error`], [`types`], [`env`] | the vocabulary: one error type, data types and operations, the environment |
+//! | [`launch`] | the C structs that cross from the host to a kernel, generated from `cuda/launch.h` |
+//! | [`schedule`] | a collective as data: the tree, one file per algorithm, the checker, explain |
+//! | [`plan`] | which schedule and protocol serve which call |
+//! | [`lane`] | slabs: the peer-visible buffers, their layout and how they are shared |
+//! | [`bootstrap`] | rendezvous, votes, handle exchange, liveness |
+//! | [`device`] | where kernels run |
+//! | [`comm`] | communicators: create, all-reduce, abort, destroy; groups |
+
+pub mod bootstrap;
+pub mod comm;
+pub mod device;
+pub mod env;
+pub mod error;
+pub mod lane;
+#[allow(missing_docs)]
+pub mod launch;
+pub mod plan;
+pub mod schedule;
+pub mod types;
+
+pub use error::{Error, Result};
+pub use types::{Algorithm, DType, Direction, Op, Protocol};
