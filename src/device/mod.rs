@@ -1,5 +1,7 @@
 //! Where kernels run.
 
+pub mod cpu;
+
 use crate::error::Result;
 
 /// An ordered queue of work of the CPU device.
