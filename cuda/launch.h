@@ -155,7 +155,7 @@ typedef struct {
   uint32_t chunk_packs;
   uint32_t check; /* 1: exchange and compare pl_call first */
   uint32_t yield; /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
-  uint32_t reserved;
+  uint32_t host_staged; /* 1: this rank's slab is host memory that a peer device writes; see cuda/step.cuh */
 } pl_args;
 
 #endif
