@@ -7,7 +7,8 @@
  * Numbers of statuses, data types, operations, algorithms, protocols and directions are fixed for good.
  *
  * Results. Values are only written on success: after a failure everything behind an output pointer is as it was. (The
- * one exception is the output buffer of an all-reduce that fails on its way: it is undefined then.)
+ * one exception is the output buffer of an all-reduce that fails on its way: wherever the result is not known it holds NaN,
+ * or zero for integers.)
  *
  * Pointers. NULL is refused with PEERLANE_ERROR_INVALID_ARGUMENT except where "may be NULL" is said. Other pointers must
  * be valid for the size that the function's type or text says; that cannot be checked. The library keeps no pointer after
@@ -118,8 +119,9 @@ typedef struct {
   unsigned char bytes[PEERLANE_UNIQUE_ID_BYTES];
 } peerlane_unique_id;
 
-/* How a communicator is made; all ranks must say the same, except for `run_dir`'s spelling. A field that is left as
- * `peerlane_config_init` set it takes the value of the environment variable beside it, or else the default. */
+/* How a communicator is made. All ranks must say the same, except for deadlines and `run_dir`; creation checks that. A
+ * field that is left as `peerlane_config_init` set it takes the value of the environment variable beside it, or else the
+ * default. */
 typedef struct {
   size_t size;             /* bytes of this struct; set by peerlane_config_init */
   const char* islands;     /* ranks of each island, such as "0-3,4-7"; NULL: PEERLANE_ISLANDS, or one island */
@@ -130,7 +132,8 @@ typedef struct {
   int32_t protocol;              /* a peerlane_protocol for every call; -1: PEERLANE_PROTO, or chosen by size */
   int32_t direction;   /* a peerlane_direction for every FLAGGED call; -1: PEERLANE_DIRECTION, or chosen by size */
   int32_t check;       /* 1: compare what the ranks call before every step; 0: do not; -1: PEERLANE_CHECK, or 0 */
-  const char* run_dir; /* where rendezvous sockets live; NULL: PEERLANE_RUN_DIR, or the user's run directory */
+  const char* run_dir; /* where the ranks of peerlane_comm_create_local meet; NULL: PEERLANE_RUN_DIR, or the user's run
+                          directory. An id names the directory of the process that made it. */
 } peerlane_config;
 
 /* What a communicator did so far. */
@@ -159,7 +162,8 @@ const char* peerlane_last_error(void);
 
 /* ---- communicators ---- */
 
-/* Makes a new id. Call it once, then give the id to all ranks. */
+/* Makes a new id, good for one communicator. Call it once, then give the id to all ranks; before fork() is fine. The ranks
+ * meet in the directory PEERLANE_RUN_DIR, or in the user's run directory. */
 peerlane_status peerlane_get_unique_id(peerlane_unique_id* id);
 
 /* Sets every field of `config` to "not set". `size` is `sizeof(peerlane_config)`: it tells the library which version of
@@ -178,8 +182,8 @@ peerlane_status peerlane_comm_create(peerlane_comm_t* comm, int n, const peerlan
  * Each is meant for a thread of its own, or for a group. `config` may be NULL. Takes effect at once inside a group too. */
 peerlane_status peerlane_comm_create_local(peerlane_comm_t comms[], int n, const peerlane_config* config);
 
-/* Says goodbye to the other ranks and frees what this rank holds. Waits for work in flight, and for calls that other
- * threads are in; to cut that short, abort first. The handle is invalid afterwards, whatever is returned. Ranks may be
+/* Says goodbye to the other ranks and frees what this rank holds. Waits for work in flight, for calls that other
+ * threads are in and for groups of theirs that hold such calls; to cut that short, abort first. The handle is invalid afterwards, whatever is returned. Ranks may be
  * destroyed in any order and from any thread; only while the calling thread has an open group it is refused and nothing
  * is done. */
 peerlane_status peerlane_comm_destroy(peerlane_comm_t comm);
@@ -212,11 +216,12 @@ peerlane_status peerlane_comm_explain(peerlane_comm_t comm, size_t bytes, peerla
 /* ---- all-reduce ---- */
 
 /* Reduces `count` elements at `input` over all ranks into `output`, on all ranks. All ranks must call it with the same
- * count, dtype and op. Any alignment is served. `input` and `output` are the same or do not overlap; both may be NULL if
- * `count` is 0.
+ * count, dtype and op. Buffers are aligned to the size of an element, no more is needed. `input` and `output` are the same
+ * or do not overlap; both may be NULL if `count` is 0.
  * With `stream` NULL the call returns when `output` is complete. With a stream it returns when the work is queued behind
- * what the stream already holds: `output` is complete, and both buffers free, after peerlane_stream_synchronize. Inside a
- * group it only notes the call. A failure of the communicator is sticky: every later call returns it again. */
+ * what the stream already holds: `output` is complete, and both buffers free, after peerlane_stream_synchronize; whether it
+ * worked says peerlane_comm_async_error. Inside a group the call is only noted. A failure of the communicator is sticky:
+ * every later call returns it again. */
 peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, void* output, size_t count,
                                     peerlane_dtype dtype, peerlane_op op, peerlane_stream_t stream);
 
@@ -227,8 +232,8 @@ peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, voi
 peerlane_status peerlane_group_start(void);
 
 /* Closes a group. The outermost one first makes the noted communicators, one thread per rank, and writes their handles;
- * then it starts the noted all-reduces in order. All of them are tried, and the first error in order is returned: set
- * handles to NULL before, to see which were made. Refused if this thread has no open group. */
+ * then it starts the noted all-reduces in order and waits for those that name no stream. All of them are tried, and the first
+ * error in order is returned: set handles to NULL before, to see which were made. Refused if this thread has no open group. */
 peerlane_status peerlane_group_end(void);
 
 /* ---- streams of the CPU device ---- */
@@ -236,11 +241,11 @@ peerlane_status peerlane_group_end(void);
 /* Writes a new, idle stream. */
 peerlane_status peerlane_stream_create(peerlane_stream_t* stream);
 
-/* Waits until all work queued so far is done; returns the error of the first part of it that failed. */
+/* Waits until all work queued so far is done. An error of that work is its communicator's: peerlane_comm_async_error. */
 peerlane_status peerlane_stream_synchronize(peerlane_stream_t stream);
 
-/* Waits for what the stream holds and frees it; returns the error of the first part of it that failed. The handle is
- * invalid afterwards, whatever is returned; only while the calling thread has an open group nothing is done. */
+/* Waits for what the stream holds, and for groups of other threads that name it, and frees it. The handle is invalid
+ * afterwards, whatever is returned; only while the calling thread has an open group it is refused and nothing is done. */
 peerlane_status peerlane_stream_destroy(peerlane_stream_t stream);
 
 #ifdef __cplusplus

@@ -149,10 +149,10 @@ exports! {
         stream: Option<Use<Stream>>,
     ) {
         check_buffers(input, output, count, dtype)?;
-        let stream = stream.as_ref().map(|s| &*s.0);
+        let (comm, stream) = (comm.0, stream.map(|s| s.0));
+        group::keep(&comm, stream.as_ref())?;
         // SAFETY: the header demands buffers of `count` elements until the work is done; overlap was refused above.
-        unsafe { comm.0.all_reduce(input, output, count, dtype, op, stream) }?;
-        Ok(())
+        Ok(unsafe { comm.all_reduce(input, output, count, dtype, op, stream.as_deref()) }?)
     }
 
     /// Opens a group.

@@ -6,9 +6,10 @@ use crate::registry::{self, Handle};
 use crate::status::{Failure, Outcome};
 use peerlane_core::bootstrap::UniqueId;
 use peerlane_core::comm::{self, Communicator, Config};
+use peerlane_core::device::Stream;
 use peerlane_core::Error;
 use std::cell::RefCell;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// What creates one rank.
 pub struct Creation {
@@ -32,6 +33,8 @@ impl Creation {
 struct Group {
     depth: u32,
     creations: Vec<(Creation, Out<Handle>)>,
+    /// What noted all-reduces name: kept alive until the group's end, so that a destroy on another thread waits for it.
+    named: Vec<(Arc<Communicator>, Option<Arc<Stream>>)>,
 }
 
 thread_local! {
@@ -47,6 +50,14 @@ fn with_group<T>(f: impl FnOnce(&mut Group) -> T) -> Outcome<T> {
 /// Whether this thread has an open group.
 pub fn is_open() -> bool {
     with_group(|group| group.depth > 0).unwrap_or(false)
+}
+
+/// Keeps alive what an all-reduce names, if a group is open and will only start it at its end.
+pub fn keep(comm: &Arc<Communicator>, stream: Option<&Arc<Stream>>) -> Outcome<()> {
+    if is_open() {
+        with_group(|group| group.named.push((Arc::clone(comm), stream.cloned())))?;
+    }
+    Ok(())
 }
 
 /// Opens a group.
@@ -71,17 +82,19 @@ pub fn create(creation: Creation, out: Out<Handle>) -> Outcome<()> {
 
 /// Closes a group; the outermost end does what was noted, all of it, and returns the first error.
 pub fn end() -> Outcome<()> {
-    let creations = with_group(|group| match group.depth {
+    let closed = with_group(|group| match group.depth {
         0 => Err(Failure::argument(
             "this thread has no open group; peerlane_group_start comes first, on the same thread",
         )),
-        depth => {
-            group.depth = depth - 1;
-            Ok(if depth == 1 { std::mem::take(&mut group.creations) } else { Vec::new() })
+        1 => Ok(std::mem::take(group)),
+        _ => {
+            group.depth -= 1;
+            Ok(Group::default())
         }
     })??;
-    let created = create_all(creations);
+    let created = create_all(closed.creations);
     let reduced = comm::group_end().map_err(Failure::from);
+    drop(closed.named);
     created.and(reduced)
 }
 
