@@ -1,6 +1,7 @@
 /* The end of communicators: any order, any thread, under a call, after an abort, inherited over fork(), not at all. */
 #include "check.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -137,6 +138,31 @@ static void inherited_over_fork(void) {
   for (rank = 0; rank < 2; rank++) OK(peerlane_comm_destroy(comms[rank]));
 }
 
+static int open_descriptors(void) {
+  int count = 0, fd;
+  for (fd = 0; fd < 1024; fd++) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+/* Created, used or not, destroyed, refused: descriptors do not add up. */
+static void many_lives_leave_nothing(void) {
+  int before = 0, round, rank;
+  for (round = 0; round < 25; round++) {
+    peerlane_comm_t comms[RANKS];
+    peerlane_stream_t stream;
+    peerlane_config config;
+    OK(peerlane_comm_create_local(comms, RANKS, NULL));
+    OK(peerlane_stream_create(&stream));
+    for (rank = 0; rank < RANKS; rank++) OK(peerlane_comm_destroy(comms[rank]));
+    OK(peerlane_stream_destroy(stream));
+    OK(peerlane_config_init(&config, sizeof config));
+    config.slab_bytes = 1; /* refused late, after the ranks have met */
+    CHECK(peerlane_comm_create_local(comms, RANKS, &config) != PEERLANE_SUCCESS);
+    if (round == 4) before = open_descriptors();
+  }
+  if (open_descriptors() != before) FAIL("%d descriptors after 25 lives, %d after 5", open_descriptors(), before);
+}
+
 int main(void) {
   peerlane_comm_t left_over[2];
   peerlane_stream_t stream;
@@ -144,6 +170,7 @@ int main(void) {
   destroyed_by_another_thread();
   destroyed_under_a_call();
   destroyed_under_a_group();
+  many_lives_leave_nothing();
   inherited_over_fork();
   /* Exit without destroy: no hang, no crash, nothing left behind (the test looks). */
   OK(peerlane_comm_create_local(left_over, 2, NULL));

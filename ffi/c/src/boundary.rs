@@ -71,7 +71,9 @@ pub fn caught<T>(body: impl FnOnce() -> T) -> Result<T, String> {
         std::panic::set_hook(Box::new(move |info| {
             let kept = INSIDE.try_with(Cell::get).is_ok_and(|depth| depth > 0)
                 && PANIC
-                    .try_with(|text| text.try_borrow_mut().map(|mut t| *t = info.to_string()).is_ok())
+                    .try_with(|text| {
+                        text.try_borrow_mut().map(|mut t| *t = info.to_string()).is_ok()
+                    })
                     .unwrap_or(false);
             if !kept {
                 previous(info);
@@ -87,7 +89,9 @@ pub fn caught<T>(body: impl FnOnce() -> T) -> Result<T, String> {
     let result = catch_unwind(AssertUnwindSafe(body));
     count(-1);
     result.map_err(|_| {
-        PANIC.try_with(|text| text.take()).unwrap_or_else(|_| "panic on an ending thread".to_owned())
+        PANIC
+            .try_with(|text| text.take())
+            .unwrap_or_else(|_| "panic on an ending thread".to_owned())
     })
 }
 

@@ -324,8 +324,12 @@ mod tests {
         }
         std::fs::write(&source, code + "return 0; }\n").unwrap();
         let include = concat!(env!("CARGO_MANIFEST_DIR"), "/../../include");
-        let compiled =
-            Command::new("cc").args(["-I", include, "-o"]).arg(&program).arg(&source).output().unwrap();
+        let compiled = Command::new("cc")
+            .args(["-I", include, "-o"])
+            .arg(&program)
+            .arg(&source)
+            .output()
+            .unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
         let output = Command::new(&program).output().unwrap();
         String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect()
@@ -365,7 +369,9 @@ mod tests {
             number: impl Fn(T) -> i64,
             name: impl Fn(&str) -> String,
         ) -> Vec<(String, i64)> {
-            all.iter().map(|&v| (format!("PEERLANE_{}", name(&format!("{v:?}"))), number(v))).collect()
+            all.iter()
+                .map(|&v| (format!("PEERLANE_{}", name(&format!("{v:?}"))), number(v)))
+                .collect()
         }
         /// `OneShot` as `ONE_SHOT`.
         fn upper(name: &str) -> String {
@@ -378,21 +384,29 @@ mod tests {
             }
             out
         }
-        agree(pairs(Status::ALL, |s| s as i64, |name| match name {
-            "Success" => "SUCCESS".to_owned(),
-            error => format!("ERROR_{}", upper(error)),
-        }));
-        agree(pairs(DType::ALL, |d| d as i64, |name| {
-            let (kind, bits) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap());
-            let kind = match kind {
-                "I" => "INT",
-                "U" => "UINT",
-                "F" => "FLOAT",
-                "BF" => "BFLOAT",
-                other => panic!("{other}"),
-            };
-            format!("{kind}{bits}")
-        }));
+        agree(pairs(
+            Status::ALL,
+            |s| s as i64,
+            |name| match name {
+                "Success" => "SUCCESS".to_owned(),
+                error => format!("ERROR_{}", upper(error)),
+            },
+        ));
+        agree(pairs(
+            DType::ALL,
+            |d| d as i64,
+            |name| {
+                let (kind, bits) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap());
+                let kind = match kind {
+                    "I" => "INT",
+                    "U" => "UINT",
+                    "F" => "FLOAT",
+                    "BF" => "BFLOAT",
+                    other => panic!("{other}"),
+                };
+                format!("{kind}{bits}")
+            },
+        ));
         agree(pairs(Op::ALL, |v| v as i64, upper));
         agree(pairs(Algorithm::ALL, |v| v as i64, upper));
         agree(pairs(Protocol::ALL, |v| v as i64, upper));

@@ -1,5 +1,5 @@
 //! The shared object as the loader sees it, the header as a compiler sees it, and that both and the packaging agree.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
@@ -56,7 +56,8 @@ fn a_planted_and_a_missing_symbol_are_noticed() {
         code += &format!("int {name}(void) {{ return 0; }}\n");
     }
     std::fs::write(&source, code).unwrap();
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&planted).arg(&source).status();
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&planted).arg(&source).status();
     assert!(built.unwrap().success());
     assert_eq!(differences(&planted), ["+peerlane_backdoor", "-peerlane_comm_abort"]);
 }
@@ -111,8 +112,7 @@ fn dynamic(path: &Path) -> Dynamic {
     let sections = header.sections(endian, &*data).unwrap();
     let (entries, link) = sections.dynamic(endian, &*data).unwrap().expect("a dynamic section");
     let strings = sections.strings(endian, &*data, link).unwrap();
-    let mut found =
-        Dynamic { soname: String::new(), needed: Vec::new(), flags: 0, flags_1: 0 };
+    let mut found = Dynamic { soname: String::new(), needed: Vec::new(), flags: 0, flags_1: 0 };
     for entry in entries {
         let string = || String::from_utf8(entry.string(endian, strings).unwrap().to_vec()).unwrap();
         match entry.tag(endian) {

@@ -1,5 +1,5 @@
 //! What the tests share: where the library and the sources are, and how a C client is built and run.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
@@ -20,7 +20,11 @@ pub fn text(path: &str) -> String {
 /// The shared object that cargo built for this test run: it lies beside the test's own executable.
 pub fn library() -> PathBuf {
     let path = std::env::current_exe().unwrap().parent().unwrap().join("libpeerlane.so");
-    assert!(path.is_file(), "{} is missing; cargo builds it before it runs this test", path.display());
+    assert!(
+        path.is_file(),
+        "{} is missing; cargo builds it before it runs this test",
+        path.display()
+    );
     path
 }
 
