@@ -97,6 +97,18 @@ fn the_header_is_clean_in_every_dialect() {
     }
 }
 
+/// The macro is where panics stop and arguments are checked: a function that went around it would be exported without.
+#[test]
+fn every_exported_function_is_defined_by_the_one_macro() {
+    for entry in std::fs::read_dir(root().join("ffi/c/src")).unwrap() {
+        let path = entry.unwrap().path();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let expected = if path.ends_with("boundary.rs") { 2 } else { 0 }; // the macro's two forms
+        assert_eq!(source.matches("no_mangle").count(), expected, "{}", path.display());
+        assert_eq!(source.matches("export_name").count(), 0, "{}", path.display());
+    }
+}
+
 /// Entries of the dynamic section.
 struct Dynamic {
     soname: String,

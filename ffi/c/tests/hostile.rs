@@ -199,7 +199,7 @@ fn all_reduce_survives_any_arguments(
     let size = size_of(dtype);
     let bytes = size.and_then(|size| count.checked_mul(size));
     let sane = (0..5).contains(&op) && bytes.is_some_and(|bytes| {
-        let aligned = |p: *mut c_void| p as usize % size.unwrap_or(1) == 0;
+        let aligned = |p: *mut c_void| (p as usize).is_multiple_of(size.unwrap_or(1));
         let apart = (from as usize).abs_diff(to as usize);
         bytes == 0 || bytes <= isize::MAX as usize && !from.is_null() && !to.is_null() && aligned(from) && aligned(to)
             && (apart == 0 || apart >= bytes)
