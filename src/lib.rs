@@ -4,7 +4,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`error`], [`types`], [`env`] | the vocabulary: one error type, data types and operations, the environment |
+//! | [`error`], [`types`], [`mod@env`] | the vocabulary: one error type, data types and operations, the environment |
 //! | [`launch`] | the C structs that cross from the host to a kernel, generated from `cuda/launch.h` |
 //! | [`schedule`] | a collective as data: the tree, one file per algorithm, the checker, explain |
 //! | [`plan`] | which schedule and protocol serve which call |
@@ -21,6 +21,7 @@ pub mod error;
 pub mod lane;
 #[allow(missing_docs)]
 pub mod launch;
+mod log;
 pub mod plan;
 pub mod schedule;
 pub mod types;
