@@ -2,9 +2,10 @@
  *
  * Rules that hold for every function; what is particular to one stands beside it.
  *
- * Errors. Every function that can fail returns a `peerlane_status`; 0 is success. No function aborts, exits, prints or
- * throws. After a failure `peerlane_last_error()` says on the same thread which argument or rank it was and what to do.
- * Numbers of statuses, data types, operations, algorithms, protocols and directions are fixed for good.
+ * Errors. Every function that can fail returns a `peerlane_status`; 0 is success. No function aborts, exits or throws, and
+ * nothing is printed but the log on stderr (PEERLANE_LOG=off is silent). After a failure `peerlane_last_error()` says on
+ * the same thread which argument or rank it was and what to do. Numbers of statuses, data types, operations, algorithms,
+ * protocols and directions are fixed for good.
  *
  * Results. Values are only written on success: after a failure everything behind an output pointer is as it was. (The
  * one exception is the output buffer of an all-reduce that fails on its way: wherever the result is not known it holds NaN,
@@ -66,7 +67,8 @@ typedef enum {
   PEERLANE_ERROR_ABORTED = 10,         /* a rank called peerlane_comm_abort */
   PEERLANE_ERROR_CLOSED = 11,          /* the communicator has been destroyed meanwhile */
   PEERLANE_ERROR_INTERNAL = 12,        /* a defect of this library */
-  PEERLANE_ERROR_INVALID_HANDLE = 13   /* NULL, destroyed, made up, of the wrong kind, or inherited over fork() */
+  PEERLANE_ERROR_INVALID_HANDLE = 13,  /* NULL, destroyed, made up, of the wrong kind, or inherited over fork() */
+  PEERLANE_ERROR_RANK_LEFT = 14        /* a rank destroyed its communicator before a call that needs it */
 } peerlane_status;
 
 /* Element types, numbered as NCCL's. */

@@ -52,6 +52,8 @@ statuses! {
     Internal = 12, c"internal error";
     /// A handle that names nothing.
     InvalidHandle = 13, c"invalid handle";
+    /// A rank destroyed its end before a call that needs it.
+    RankLeft = 14, c"rank left";
 }
 
 impl From<&Error> for Status {
@@ -63,6 +65,7 @@ impl From<&Error> for Status {
             Error::Device(_) => Status::Device,
             Error::Setup { .. } => Status::Setup,
             Error::RankDied { .. } => Status::RankDied,
+            Error::RankLeft { .. } => Status::RankLeft,
             Error::Deadline { .. } => Status::Deadline,
             Error::Mismatch(_) => Status::Mismatch,
             Error::Concurrent { .. } => Status::Concurrent,
