@@ -15,8 +15,8 @@
 #define PL_MAX_PIECES 16
 #define PL_MAX_PHASES 44
 #define PL_MAX_SENDS 72
-#define PL_MAX_ITEMS 300
-#define PL_MAX_FOLDS 64
+#define PL_MAX_ITEMS 240
+#define PL_MAX_FOLDS 54
 #define PL_PACK_BYTES 16
 
 /* Data types and operations carry NCCL's numbers, so that the NCCL replacement needs no table. */

@@ -42,6 +42,12 @@ pub enum Error {
         /// The dead rank.
         rank: u32,
     },
+    /// A rank destroyed its communicator while others still called.
+    #[error("rank {rank} has destroyed its communicator, so no further call can complete")]
+    RankLeft {
+        /// The rank that left.
+        rank: u32,
+    },
     /// A wait outlived the deadline.
     #[error("rank {rank} waited for rank {peer} beyond the deadline in phase {phase} of step {step} ({bytes} bytes)")]
     Deadline {

@@ -7,8 +7,8 @@ pub const PL_MAX_RANKS: u32 = 16;
 pub const PL_MAX_PIECES: u32 = 16;
 pub const PL_MAX_PHASES: u32 = 44;
 pub const PL_MAX_SENDS: u32 = 72;
-pub const PL_MAX_ITEMS: u32 = 300;
-pub const PL_MAX_FOLDS: u32 = 64;
+pub const PL_MAX_ITEMS: u32 = 240;
+pub const PL_MAX_FOLDS: u32 = 54;
 pub const PL_PACK_BYTES: u32 = 16;
 pub const PL_I8: pl_dtype = 0;
 pub const PL_U8: pl_dtype = 1;
@@ -141,12 +141,12 @@ pub struct pl_table {
     pub cut_den: u16,
     pub phase: [pl_phase; 44usize],
     pub send: [pl_send; 72usize],
-    pub item: [pl_item; 300usize],
-    pub fold: [pl_fold; 64usize],
+    pub item: [pl_item; 240usize],
+    pub fold: [pl_fold; 54usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_table"][::std::mem::size_of::<pl_table>() - 2508usize];
+    ["Size of pl_table"][::std::mem::size_of::<pl_table>() - 2148usize];
     ["Alignment of pl_table"][::std::mem::align_of::<pl_table>() - 2usize];
     ["Offset of field: pl_table::n"][::std::mem::offset_of!(pl_table, n) - 0usize];
     ["Offset of field: pl_table::rank"][::std::mem::offset_of!(pl_table, rank) - 1usize];
@@ -162,7 +162,7 @@ const _: () = {
     ["Offset of field: pl_table::phase"][::std::mem::offset_of!(pl_table, phase) - 44usize];
     ["Offset of field: pl_table::send"][::std::mem::offset_of!(pl_table, send) - 264usize];
     ["Offset of field: pl_table::item"][::std::mem::offset_of!(pl_table, item) - 624usize];
-    ["Offset of field: pl_table::fold"][::std::mem::offset_of!(pl_table, fold) - 2124usize];
+    ["Offset of field: pl_table::fold"][::std::mem::offset_of!(pl_table, fold) - 1824usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -307,28 +307,28 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2808usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2448usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
-    ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2512usize];
-    ["Offset of field: pl_args::base"][::std::mem::offset_of!(pl_args, base) - 2576usize];
-    ["Offset of field: pl_args::state"][::std::mem::offset_of!(pl_args, state) - 2704usize];
-    ["Offset of field: pl_args::channel"][::std::mem::offset_of!(pl_args, channel) - 2712usize];
-    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2720usize];
-    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2728usize];
-    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2736usize];
-    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2744usize];
+    ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
+    ["Offset of field: pl_args::base"][::std::mem::offset_of!(pl_args, base) - 2216usize];
+    ["Offset of field: pl_args::state"][::std::mem::offset_of!(pl_args, state) - 2344usize];
+    ["Offset of field: pl_args::channel"][::std::mem::offset_of!(pl_args, channel) - 2352usize];
+    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2360usize];
+    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2368usize];
+    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2376usize];
+    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2384usize];
     ["Offset of field: pl_args::deadline_ns"]
-        [::std::mem::offset_of!(pl_args, deadline_ns) - 2752usize];
-    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2760usize];
-    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2768usize];
-    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2776usize];
-    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2780usize];
-    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2784usize];
-    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2788usize];
+        [::std::mem::offset_of!(pl_args, deadline_ns) - 2392usize];
+    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2400usize];
+    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2408usize];
+    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2416usize];
+    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2420usize];
+    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2424usize];
+    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2428usize];
     ["Offset of field: pl_args::chunk_packs"]
-        [::std::mem::offset_of!(pl_args, chunk_packs) - 2792usize];
-    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2796usize];
-    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2800usize];
-    ["Offset of field: pl_args::reserved"][::std::mem::offset_of!(pl_args, reserved) - 2804usize];
+        [::std::mem::offset_of!(pl_args, chunk_packs) - 2432usize];
+    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2436usize];
+    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2440usize];
+    ["Offset of field: pl_args::reserved"][::std::mem::offset_of!(pl_args, reserved) - 2444usize];
 };

@@ -2,8 +2,73 @@
 //!
 //! A builder (one file per algorithm) writes down for every rank a list of phases: what it sends to whom, and what it
 //! sums in which order. [`Schedule::tables`] compiles that to one C table per rank; the [`check`](mod@check) reads only
-//! the tables and proves them right; kernels, the simulator and [`explain`] read the same tables.
+//! the tables and proves them right; kernels, the simulator and [`explain`](mod@explain) read the same tables.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `islands`, `tree` | the partition of the ranks, and the order of summation that belongs to it |
+//! | `model`, `builder`, `pieces`, `colouring` | the schedule as data, and what the algorithms share |
+//! | `one_shot` ... `staged` | one algorithm each |
+//! | `table`, `view` | from the schedule to the C tables, and reading those |
+//! | `check`, `explain` | the proof and the text, from the tables alone |
 
+mod builder;
+pub mod check;
+mod colouring;
+mod dual_owner;
+pub mod explain;
+mod hierarchical;
 pub mod islands;
+pub mod model;
+mod one_shot;
+mod pairwise;
+mod pieces;
+mod staged;
+mod table;
+pub mod tree;
+mod two_shot;
+mod view;
 
+pub use check::{check, Proof, Violation};
+pub use explain::explain;
 pub use islands::Islands;
+pub use model::Schedule;
+pub use tree::Tree;
+
+use crate::error::{Error, Result};
+use crate::types::Algorithm;
+
+/// Whether `algorithm` has a schedule for this partition.
+pub fn exists(algorithm: Algorithm, islands: &Islands) -> bool {
+    match algorithm {
+        Algorithm::OneShot | Algorithm::TwoShot => true,
+        Algorithm::Hierarchical | Algorithm::DualOwner | Algorithm::Staged => {
+            islands.groups().len() > 1
+        }
+        Algorithm::Pairwise => pairwise::exists(islands),
+    }
+}
+
+/// The schedule of `algorithm` for this partition, or [`Error::Unsupported`] where there is none.
+pub fn build(algorithm: Algorithm, islands: &Islands) -> Result<Schedule> {
+    if !exists(algorithm, islands) {
+        let needs = match algorithm {
+            Algorithm::Pairwise => {
+                "a tree in which no rank serves more than two (PEERLANE_ISLANDS)"
+            }
+            _ => "two islands or more (PEERLANE_ISLANDS)",
+        };
+        return Err(Error::Unsupported(format!(
+            "{algorithm} over {} rank(s) in islands {islands}: it needs {needs}",
+            islands.ranks()
+        )));
+    }
+    Ok(match algorithm {
+        Algorithm::OneShot => one_shot::build(islands),
+        Algorithm::TwoShot => two_shot::build(islands),
+        Algorithm::Hierarchical => hierarchical::build(islands),
+        Algorithm::DualOwner => dual_owner::build(islands),
+        Algorithm::Pairwise => pairwise::build(islands),
+        Algorithm::Staged => staged::build(islands),
+    })
+}

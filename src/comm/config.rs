@@ -1,0 +1,198 @@
+//! What a caller may ask for, and what all ranks must agree on.
+
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::schedule::{self, Islands};
+use crate::types::{Algorithm, Direction, Protocol};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Default slab of the CPU device: with one channel, 4 MiB for each half of the bulk protocol.
+const CPU_SLAB: u64 = 16 << 20;
+const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
+
+/// How a communicator is made. All ranks must agree on everything but the directory and the deadlines; creation checks
+/// that and names the rank that differs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Islands of ranks; `None` is one island.
+    pub islands: Option<Islands>,
+    /// Bytes of each rank's slab, 1 MiB to 1 GiB; `None` is the device's default (16 MiB on the CPU).
+    pub slab_bytes: Option<u64>,
+    /// How long a wait lasts before it gives up. A dead rank is noticed at once, whatever this says.
+    pub deadline: Duration,
+    /// How long set-up may take.
+    pub setup_deadline: Duration,
+    /// Serve every call with this algorithm.
+    pub algorithm: Option<Algorithm>,
+    /// Serve every call with this protocol.
+    pub protocol: Option<Protocol>,
+    /// Serve every `flagged` call in this direction.
+    pub direction: Option<Direction>,
+    /// Compare what the ranks call before every step.
+    pub check: bool,
+    /// Where rendezvous sockets live, for ids made on behalf of this configuration.
+    pub run_dir: Option<PathBuf>,
+}
+
+impl Config {
+    /// The configuration that the environment asks for; `n` ranks.
+    pub fn from_env(n: usize) -> Result<Self> {
+        Self::from_vars(n, &Env::read()?)
+    }
+
+    /// The same from variables already read.
+    pub fn from_vars(n: usize, env: &Env) -> Result<Self> {
+        if let Some(level) = env.log.as_deref().and_then(log::Level::parse) {
+            log::set_level(level);
+        }
+        Ok(Config {
+            islands: env.islands.as_deref().map(|text| Islands::parse(n, text)).transpose()?,
+            slab_bytes: env.slab,
+            deadline: env.deadline.unwrap_or(Duration::from_secs(600)),
+            setup_deadline: env.setup_deadline.unwrap_or(Duration::from_secs(120)),
+            algorithm: env.algorithm,
+            protocol: env.protocol,
+            direction: env.direction,
+            check: env.check.unwrap_or(false),
+            run_dir: env.run_dir.clone(),
+        })
+    }
+
+    /// Fills in the defaults and refuses what cannot be.
+    pub(crate) fn settle(&self, n: usize) -> Result<Agreed> {
+        let islands = match &self.islands {
+            Some(islands) if islands.ranks() != n => {
+                return Err(Error::InvalidArgument(format!(
+                    "the islands {islands} hold {} ranks, but the communicator has {n}",
+                    islands.ranks()
+                )))
+            }
+            Some(islands) => islands.clone(),
+            None => Islands::single(n)?,
+        };
+        let slab_bytes = self.slab_bytes.unwrap_or(CPU_SLAB);
+        if !SLAB_RANGE.contains(&slab_bytes) {
+            return Err(Error::InvalidArgument(format!(
+                "a slab of {slab_bytes} bytes; it takes {} to {} (PEERLANE_SLAB)",
+                SLAB_RANGE.start(),
+                SLAB_RANGE.end()
+            )));
+        }
+        if let Some(algorithm) = self.algorithm {
+            if !schedule::exists(algorithm, &islands) {
+                return Err(Error::InvalidArgument(format!(
+                    "{algorithm} does not exist for the islands {islands}; leave the choice open or pin one_shot or two_shot"
+                )));
+            }
+        }
+        if self.direction == Some(Direction::Pull)
+            && self.protocol.is_some_and(|p| p != Protocol::Flagged)
+        {
+            return Err(Error::InvalidArgument(
+                "pull needs the flagged protocol; ll and sentinel words only travel by push".into(),
+            ));
+        }
+        Ok(Agreed {
+            version: env!("CARGO_PKG_VERSION").into(),
+            islands: islands.groups().to_vec(),
+            slab_bytes,
+            algorithm: self.algorithm,
+            protocol: self.protocol,
+            direction: self.direction,
+            check: self.check,
+        })
+    }
+}
+
+/// What every rank must have set alike: a difference would give different schedules or layouts, hence wrong data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Agreed {
+    version: String,
+    islands: Vec<Vec<u8>>,
+    pub slab_bytes: u64,
+    pub algorithm: Option<Algorithm>,
+    pub protocol: Option<Protocol>,
+    pub direction: Option<Direction>,
+    pub check: bool,
+}
+
+impl Agreed {
+    pub fn islands(&self) -> Result<Islands> {
+        let groups: Vec<Vec<usize>> =
+            self.islands.iter().map(|g| g.iter().map(|&r| r.into()).collect()).collect();
+        Islands::new(groups.iter().map(Vec::len).sum(), groups)
+    }
+
+    /// The first rank that differs from rank 0, as the error that all ranks return.
+    pub fn compare(all: &[Agreed]) -> Result<()> {
+        let Some(first) = all.first() else { return Ok(()) };
+        match all.iter().position(|other| other != first) {
+            None => Ok(()),
+            Some(rank) => Err(Error::Setup {
+                rank: rank as u32,
+                stage: "agree on the configuration".into(),
+                reason: format!("{} on rank {rank}", first.difference(&all[rank])),
+            }),
+        }
+    }
+
+    fn difference(&self, other: &Agreed) -> String {
+        macro_rules! field {
+            ($($name:ident),+) => {$(
+                if self.$name != other.$name {
+                    return format!("{} is {:?} on rank 0 and {:?}", stringify!($name), self.$name, other.$name);
+                }
+            )+};
+        }
+        field!(version, islands, slab_bytes, algorithm, protocol, direction, check);
+        String::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config::from_vars(4, &Env::default()).unwrap()
+    }
+
+    #[test]
+    fn the_rank_that_differs_is_named() {
+        let agreed = config().settle(4).unwrap();
+        let mut all = vec![agreed.clone(), agreed.clone(), agreed.clone(), agreed];
+        assert_eq!(Agreed::compare(&all), Ok(()));
+        all[2].slab_bytes = 4 << 20;
+        let error = Agreed::compare(&all).unwrap_err().to_string();
+        assert!(error.contains("rank 2") && error.contains("slab_bytes is 16777216"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_before_anyone_is_contacted() {
+        let islands = Islands::parse(4, "0-1,2-3").unwrap();
+        for (config, n, what) in [
+            (Config { islands: Some(islands), ..config() }, 8, "hold 4 ranks"),
+            (Config { slab_bytes: Some(7), ..config() }, 4, "slab of 7 bytes"),
+            (
+                Config { algorithm: Some(Algorithm::Hierarchical), ..config() },
+                4,
+                "hierarchical does not exist",
+            ),
+            (
+                Config {
+                    protocol: Some(Protocol::Ll),
+                    direction: Some(Direction::Pull),
+                    ..config()
+                },
+                4,
+                "flagged",
+            ),
+        ] {
+            let error = config.settle(n).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        }
+    }
+}

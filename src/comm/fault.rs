@@ -1,0 +1,144 @@
+//! The first error, kept for good.
+//!
+//! Two parties can find a fault: a kernel (a wait outlived its deadline, launches met, calls differ) and the host (a rank
+//! died, somebody called abort). Whoever is first decides what every later call returns. The host ends the kernels' waits
+//! through the abort word.
+
+use crate::error::Error;
+use crate::launch::*;
+use crate::types::{Algorithm, DType, Op, Protocol};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+
+pub(crate) struct Fault {
+    first: OnceLock<Error>,
+    state: Box<UnsafeCell<pl_state>>,
+}
+
+// SAFETY: `state` is shared with kernels by address; the host touches only its `abort` word, atomically, and reads the
+// record after the kernel that wrote it has returned on the same thread.
+unsafe impl Send for Fault {}
+// SAFETY: as above.
+unsafe impl Sync for Fault {}
+
+impl Fault {
+    pub fn new() -> Self {
+        // SAFETY: plain integers, for which zero is a value.
+        Fault { first: OnceLock::new(), state: Box::new(UnsafeCell::new(unsafe { std::mem::zeroed() })) }
+    }
+
+    /// For the kernels' arguments.
+    pub fn state(&self) -> *mut pl_state {
+        self.state.get()
+    }
+
+    fn abort_word(&self) -> &AtomicU32 {
+        // SAFETY: aligned, lives as long as `self`, and accessed only atomically, by kernels too.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.state.get()).abort) }
+    }
+
+    /// Keeps `error` if it is the first, and ends every wait. True if it was the first.
+    pub fn raise(&self, error: Error) -> bool {
+        let reason = match error {
+            Error::RankDied { .. } | Error::RankLeft { .. } => PL_REASON_RANK_DIED,
+            Error::Closed => PL_REASON_CLOSED,
+            _ => PL_REASON_ABORTED,
+        };
+        let first = self.first.set(error).is_ok();
+        // The error comes before the word: who sees the word finds the error.
+        let word = self.abort_word();
+        let _ = word.compare_exchange(PL_REASON_NONE, reason, Ordering::Release, Ordering::Relaxed);
+        first
+    }
+
+    /// The sticky error.
+    pub fn get(&self) -> Option<&Error> {
+        self.first.get()
+    }
+
+    /// Whether kernels have been told, or have found out, that it is over.
+    pub fn aborted(&self) -> bool {
+        self.abort_word().load(Ordering::Acquire) != PL_REASON_NONE
+    }
+
+    /// The error behind an abort word that a kernel left. To be called on the thread that ran the kernel.
+    pub fn after_kernel(&self, own: OwnCall) -> Error {
+        if let Some(error) = self.get() {
+            return error.clone();
+        }
+        // SAFETY: the kernel has returned on this thread, so its record is complete; later kernels leave it alone.
+        let record = unsafe { (*self.state.get()).record };
+        error_of(&record, own)
+    }
+}
+
+/// What the rank itself was doing, to say how it differs.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnCall {
+    pub rank: u32,
+    pub count: u64,
+    pub dtype: DType,
+    pub op: Op,
+    pub algorithm: Algorithm,
+    pub protocol: Protocol,
+}
+
+fn error_of(record: &pl_record, own: OwnCall) -> Error {
+    match record.reason {
+        PL_REASON_DEADLINE => Error::Deadline {
+            rank: record.rank,
+            peer: record.peer,
+            phase: record.phase,
+            step: record.step,
+            bytes: record.bytes,
+        },
+        PL_REASON_RANK_DIED => Error::RankDied { rank: record.peer },
+        PL_REASON_ABORTED => Error::Aborted { rank: record.rank },
+        PL_REASON_CONCURRENT => Error::Concurrent { rank: record.rank },
+        PL_REASON_CLOSED => Error::Closed,
+        PL_REASON_MISMATCH => {
+            let name = |dtype: u32, op: u32| {
+                let dtype = DType::from_raw(dtype).map_or_else(|_| dtype.to_string(), |d| d.to_string());
+                let op = Op::from_raw(op).map_or_else(|_| op.to_string(), |o| o.to_string());
+                format!("{dtype} {op}")
+            };
+            let theirs = format!(
+                "in step {} rank {} called {} elements of {}",
+                record.step,
+                record.peer,
+                record.count,
+                name(record.dtype, record.op)
+            );
+            // The record is either our own finding or that of another rank, whose call we do not know.
+            Error::Mismatch(if record.rank == own.rank {
+                format!(
+                    "{theirs}, rank {} {} elements of {} ({} {})",
+                    own.rank,
+                    own.count,
+                    name(own.dtype as u32, own.op as u32),
+                    own.algorithm,
+                    own.protocol
+                )
+            } else {
+                format!("{theirs}, rank {} something else", record.rank)
+            })
+        }
+        other => Error::Internal(format!("a kernel gave up for the unknown reason {other}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_stays() {
+        let fault = Fault::new();
+        assert!(!fault.aborted() && fault.get().is_none());
+        assert!(fault.raise(Error::RankDied { rank: 3 }));
+        assert!(!fault.raise(Error::Aborted { rank: 0 }));
+        assert!(fault.aborted());
+        assert_eq!(fault.get(), Some(&Error::RankDied { rank: 3 }));
+    }
+}

@@ -1,0 +1,76 @@
+//! Calls noted until the group's end, so that a thread which drives several ranks does not wait in one rank's call for a
+//! call of another rank that it has yet to make.
+
+use super::call::Call;
+use super::communicator::{Inner, Submission};
+use crate::device::Stream;
+use crate::error::{Error, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+struct Noted {
+    comm: Arc<Inner>,
+    call: Call,
+    /// Null: the communicator's own stream, and the group's end waits for it.
+    stream: *const Stream,
+}
+
+#[derive(Default)]
+struct Group {
+    depth: usize,
+    calls: Vec<Noted>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Opens a group on this thread: calls are noted until the outermost [`group_end`], so that no call of one rank waits
+/// for one that the same thread has yet to make. Groups nest. A stream named in a group must live until its end.
+pub fn group_start() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// Notes a call if this thread has an open group.
+pub(super) fn note(comm: &Arc<Inner>, call: &Call, stream: Option<&Stream>) -> bool {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return false;
+        }
+        let stream = stream.map_or(std::ptr::null(), std::ptr::from_ref);
+        group.calls.push(Noted { comm: Arc::clone(comm), call: *call, stream });
+        true
+    })
+}
+
+/// Closes a group; the outermost one starts everything noted, in the order it was noted, and returns when the calls that
+/// named no stream are complete. The first error of a call is returned, and the others are still made.
+pub fn group_end() -> Result<()> {
+    let calls = GROUP.with_borrow_mut(|group| match group.depth {
+        0 => Err(Error::InvalidArgument("group_end without a group_start on this thread".into())),
+        1 => {
+            group.depth = 0;
+            Ok(std::mem::take(&mut group.calls))
+        }
+        _ => {
+            group.depth -= 1;
+            Ok(Vec::new())
+        }
+    })?;
+    // Only where all calls are of one rank may one run on this thread before the next is started.
+    let one_rank = calls.windows(2).all(|pair| Arc::ptr_eq(&pair[0].comm, &pair[1].comm));
+    let mut submissions: Vec<Result<Submission>> = Vec::with_capacity(calls.len());
+    for noted in &calls {
+        // SAFETY: a stream named in a group lives until the group's end, says `group_start`.
+        let stream = unsafe { noted.stream.as_ref() };
+        submissions.push(Inner::submit(&noted.comm, noted.call, stream, one_rank));
+    }
+    let mut first = Ok(());
+    for submission in submissions {
+        let result = submission.and_then(Submission::wait);
+        if first.is_ok() {
+            first = result;
+        }
+    }
+    first
+}

@@ -1,0 +1,178 @@
+//! A rank of the CPU device: its slab, the peers' slabs, its state, and the steps of a call.
+
+use super::call::Call;
+use super::fault::{Fault, OwnCall};
+use super::plans::Plan;
+use crate::device::cpu;
+use crate::error::{Error, Result};
+use crate::lane::{longest_piece, HostSlab, Layout, Mapping};
+use crate::launch::{pl_args, pl_channel, PL_MAX_RANKS};
+use crate::types::{Protocol, PACK_BYTES};
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Packs per chunk where the flags' room does not ask for more. One flag per 32 KiB: fine enough that a reader starts on
+/// the first chunk while the next is written, coarse enough that flags cost nothing.
+const CHUNK_PACKS: u64 = 2048;
+
+pub(crate) struct HostRank {
+    rank: usize,
+    size: usize,
+    deadline_ns: u64,
+    check: bool,
+    yields: bool,
+    base: [u64; PL_MAX_RANKS as usize],
+    channel: Box<UnsafeCell<pl_channel>>,
+    fault: Arc<Fault>,
+    /// Accumulators of a whole tile between phases, for schedules that keep partial sums.
+    partial: Vec<u128>,
+    args: Option<Box<pl_args>>,
+    calls: u64,
+    launches: u64,
+    _slab: HostSlab,
+    _peers: Vec<Option<Mapping>>,
+}
+
+// SAFETY: used by one call at a time (the communicator's order sees to it); the addresses in `base` and `args` belong to
+// mappings that live as long as `self`.
+unsafe impl Send for HostRank {}
+
+/// Makes a slab that peers may write to as soon as they have it: laid out, and armed for the sentinel protocol.
+pub(crate) fn armed_slab(layout: &Layout) -> Result<HostSlab> {
+    let mut slab = HostSlab::create(layout.bytes() as usize)?;
+    for channel in 0..layout.channels() {
+        let (start, bytes) = layout.region(channel, Protocol::Sentinel);
+        slab.arm(start, bytes)?;
+    }
+    Ok(slab)
+}
+
+impl HostRank {
+    pub fn new(
+        rank: usize,
+        slab: HostSlab,
+        peers: Vec<Option<Mapping>>,
+        fault: Arc<Fault>,
+        check: bool,
+    ) -> Self {
+        let size = peers.len();
+        let mut base = [0; PL_MAX_RANKS as usize];
+        for (r, peer) in peers.iter().enumerate() {
+            base[r] = peer.as_ref().unwrap_or(slab.mapping()).base().as_ptr() as u64;
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let channel = pl_channel { epoch: 1, owner: 0, arrived: 0, failed: 0 };
+        HostRank {
+            rank,
+            size,
+            deadline_ns: 0,
+            check,
+            yields: size > cores,
+            base,
+            channel: Box::new(UnsafeCell::new(channel)),
+            fault,
+            partial: Vec::new(),
+            args: None,
+            calls: 0,
+            launches: 0,
+            _slab: slab,
+            _peers: peers,
+        }
+    }
+
+    /// How long a wait of later steps lasts.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline_ns = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// The epoch of the next step: how many steps this rank has finished, counted the same way on all ranks.
+    pub fn epoch(&self) -> u64 {
+        // SAFETY: no step is running (`&self` while steps need `&mut self`).
+        unsafe { (*self.channel.get()).epoch }
+    }
+
+    /// Runs a call, step by step. Returns the number of steps.
+    pub fn run(&mut self, call: &Call, plan: &Plan) -> Result<u64> {
+        self.calls += 1;
+        let own = OwnCall {
+            rank: self.rank as u32,
+            count: call.count as u64,
+            dtype: call.dtype,
+            op: call.op,
+            algorithm: plan.choice.algorithm,
+            protocol: plan.choice.protocol,
+        };
+        let step = plan.step_elements(call.dtype);
+        if step == 0 {
+            return Err(Error::Internal(format!("{:?} has no room for one pack", plan.choice)));
+        }
+        self.prepare(call, plan, step)?;
+        let mut steps = 0;
+        let mut done = 0u64;
+        while done < call.count as u64 {
+            let count = step.min(call.count as u64 - done);
+            let offset = done as usize * call.dtype.size();
+            self.launches += 1;
+            let Some(args) = self.args.as_mut() else {
+                return Err(Error::Internal("a step without arguments".into()));
+            };
+            args.input = call.input.wrapping_byte_add(offset);
+            args.output = call.output.wrapping_byte_add(offset);
+            args.count = count;
+            args.launch = self.launches;
+            let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
+            let longest = longest_piece(&plan.table, packs);
+            let least = longest.div_ceil(plan.geometry.flag_chunks.into());
+            args.chunk_packs = CHUNK_PACKS.max(least) as u32;
+            // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped here at `base`;
+            // the caller vouches for input and output; one step at a time runs on this channel.
+            unsafe { cpu::all_reduce(args) };
+            steps += 1;
+            done += count;
+            if self.fault.aborted() {
+                return Err(self.fault.after_kernel(own));
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Points the arguments at `plan`. They are kept between calls: copying a table costs more than a small call.
+    fn prepare(&mut self, call: &Call, plan: &Plan, step: u64) -> Result<()> {
+        let tile = step.min(call.count as u64) * call.dtype.acc_size() as u64;
+        let words = tile.div_ceil(PACK_BYTES as u64) as usize + 1;
+        if self.partial.len() < words {
+            self.partial
+                .try_reserve_exact(words - self.partial.len())
+                .map_err(|e| Error::os("allocating scratch for partial sums", &e.into()))?;
+            self.partial.resize(words, 0);
+        }
+        let args = self.args.get_or_insert_with(|| {
+            // SAFETY: integers and raw pointers, for which zero is a value.
+            Box::new(unsafe { std::mem::zeroed() })
+        });
+        let choice = plan.choice;
+        let same = args.table.n as usize == self.size
+            && args.algo == choice.algorithm as u32
+            && args.proto == choice.protocol as u32
+            && args.table.pull == choice.direction as u8;
+        if !same {
+            args.table = *plan.table;
+            args.geo = plan.geometry;
+            args.algo = choice.algorithm as u32;
+            args.proto = choice.protocol as u32;
+        }
+        args.base = self.base;
+        args.state = self.fault.state();
+        args.channel = self.channel.get();
+        args.partial = self.partial.as_mut_ptr().cast();
+        args.deadline_ns = self.deadline_ns;
+        args.call = self.calls;
+        args.dtype = call.dtype as u32;
+        args.op = call.op as u32;
+        args.check = self.check.into();
+        args.yield_ = self.yields.into();
+        debug_assert_eq!(usize::from(args.table.rank), self.rank);
+        Ok(())
+    }
+}

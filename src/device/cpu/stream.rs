@@ -1,0 +1,201 @@
+//! Ordered queues of work.
+//!
+//! An idle stream runs a call on the calling thread: handing it to another costs about 12 us (measured on a 2-core
+//! machine), more than a small all-reduce. The worker thread exists for calls that find the stream busy, and starts with
+//! the first of them.
+
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    /// A job is running, on the worker or on a caller's thread.
+    running: bool,
+    closing: bool,
+    jobs: VecDeque<Job>,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Queue {
+    // A job cannot leave the state half changed (it runs outside the lock), so a poisoned lock is still good.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An ordered queue of work of the CPU device.
+pub struct Stream {
+    queue: Arc<Queue>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The right to run one job on the caller's thread, in the stream's order. Dropping it gives the stream back, also when
+/// the job unwinds.
+pub(crate) struct Claim<'a>(&'a Queue);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.lock().running = false;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Stream {
+    /// A new, idle stream.
+    pub fn new() -> Result<Self> {
+        Ok(Stream { queue: Arc::default(), worker: Mutex::new(None) })
+    }
+
+    /// Waits until all work queued so far is done.
+    pub fn synchronize(&self) -> Result<()> {
+        let mut state = self.queue.lock();
+        while state.running || !state.jobs.is_empty() {
+            state = self.queue.wait(state);
+        }
+        Ok(())
+    }
+
+    /// The stream, if it is idle.
+    pub(crate) fn claim(&self) -> Option<Claim<'_>> {
+        let mut state = self.queue.lock();
+        if state.running || !state.jobs.is_empty() {
+            return None;
+        }
+        state.running = true;
+        Some(Claim(&self.queue))
+    }
+
+    /// Queues a job behind all others. On an error the job has not been queued.
+    pub(crate) fn push(&self, job: Job) -> Result<()> {
+        self.start_worker()?;
+        self.queue.lock().jobs.push_back(job);
+        self.queue.changed.notify_all();
+        Ok(())
+    }
+
+    fn start_worker(&self) -> Result<()> {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.is_none() {
+            let queue = Arc::clone(&self.queue);
+            let thread = std::thread::Builder::new()
+                .name("peerlane-stream".into())
+                .spawn(move || work(&queue))
+                .map_err(|e| Error::os("starting a stream's worker thread", &e))?;
+            *worker = Some(thread);
+        }
+        Ok(())
+    }
+}
+
+fn work(queue: &Queue) {
+    let mut state = queue.lock();
+    loop {
+        if !state.running {
+            if let Some(job) = state.jobs.pop_front() {
+                state.running = true;
+                drop(state);
+                let claim = Claim(queue);
+                // A job that panicked must not take the queue with it: whoever waits would wait for ever.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+                drop(claim);
+                state = queue.lock();
+                continue;
+            }
+            if state.closing {
+                return;
+            }
+        }
+        state = queue.wait(state);
+    }
+}
+
+impl Drop for Stream {
+    /// Finishes what is queued.
+    fn drop(&mut self) {
+        self.queue.lock().closing = true;
+        self.queue.changed.notify_all();
+        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(worker) = worker {
+            // A stream may be dropped by its own last job; a thread cannot wait for itself.
+            if worker.thread().id() != std::thread::current().id() {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.queue.lock();
+        f.debug_struct("Stream")
+            .field("running", &state.running)
+            .field("queued", &state.jobs.len())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn an_idle_stream_can_be_claimed_once() {
+        let stream = Stream::new().unwrap();
+        let claim = stream.claim().unwrap();
+        assert!(stream.claim().is_none());
+        drop(claim);
+        assert!(stream.claim().is_some());
+    }
+
+    #[test]
+    fn jobs_run_in_order_and_behind_a_claim() {
+        let stream = Stream::new().unwrap();
+        let (tx, rx) = mpsc::channel();
+        let claim = stream.claim().unwrap();
+        for i in 0..20 {
+            let tx = tx.clone();
+            stream.push(Box::new(move || tx.send(i).unwrap())).unwrap();
+        }
+        assert!(rx.try_recv().is_err());
+        drop(claim);
+        stream.synchronize().unwrap();
+        assert_eq!(rx.try_iter().collect::<Vec<_>>(), (0..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn dropping_finishes_what_is_queued() {
+        let stream = Stream::new().unwrap();
+        let (tx, rx) = mpsc::channel();
+        for i in 0..5 {
+            let tx = tx.clone();
+            stream.push(Box::new(move || tx.send(i).unwrap())).unwrap();
+        }
+        drop(stream);
+        assert_eq!(rx.try_iter().count(), 5);
+    }
+
+    #[test]
+    fn a_job_that_panics_does_not_stop_the_stream_for_claims() {
+        let stream = Stream::new().unwrap();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _claim = stream.claim().unwrap();
+            panic!("planned");
+        }));
+        assert!(result.is_err());
+        assert!(stream.claim().is_some());
+    }
+}

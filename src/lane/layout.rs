@@ -1,0 +1,185 @@
+//! What lies where in a slab.
+//!
+//! ```text
+//! 0        header: pl_record[16], one per rank that may give up
+//! 4096     channel 0   calls | flags, half 0 and 1 | ll, half 0 and 1 | sentinel, ... | flagged, ...
+//!          channel 1   likewise
+//! ```
+//! Every offset follows from the slab's size, the number of channels and the schedule's slot counts, never from the
+//! call: a layout that moved with the message would let one step's words be found where another step looks. Protocols
+//! have regions of their own, because a word of one would read as "arrived" to another.
+
+use crate::error::{Error, Result};
+use crate::launch::{pl_geometry, pl_table, PL_MAX_RANKS};
+use crate::types::{DType, Protocol, PACK_BYTES};
+
+/// Bytes before channel 0, and the alignment of channels.
+const PAGE: u64 = 4096;
+/// Data slots start on their own pair of cache lines, so that two writers never share one.
+const SLOT_ALIGN: u64 = 128;
+/// A flag has a cache line of its own; `pl_geometry` states it.
+const FLAG_BYTES: u64 = 64;
+/// Most bytes of flags per half: 2,048 flags, 32 chunks for each of 64 arrivals.
+const MAX_FLAGS_HALF: u64 = 2048 * FLAG_BYTES;
+/// Least slab: below it a slot of a 16-rank schedule would hold only a few packs.
+const MIN_CHANNEL: u64 = 256 << 10;
+
+/// The layout of every slab of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    channels: u64,
+    channel_bytes: u64,
+    flags_half_bytes: u64,
+}
+
+impl Layout {
+    /// The layout of a slab of `slab_bytes` with `channels` channels.
+    pub fn new(slab_bytes: u64, channels: usize) -> Result<Self> {
+        let channels = channels as u64;
+        let least = PAGE + channels * MIN_CHANNEL;
+        if channels == 0 || slab_bytes < least {
+            return Err(Error::InvalidArgument(format!(
+                "a slab of {slab_bytes} bytes is too small for {channels} channels; it takes at least {least} (PEERLANE_SLAB)"
+            )));
+        }
+        let channel_bytes = (slab_bytes - PAGE) / channels / PAGE * PAGE;
+        let flags_half_bytes = (channel_bytes / 16 / PAGE * PAGE).min(MAX_FLAGS_HALF);
+        Ok(Layout { channels, channel_bytes, flags_half_bytes })
+    }
+
+    /// Bytes of the slab in use.
+    pub fn bytes(&self) -> u64 {
+        PAGE + self.channels * self.channel_bytes
+    }
+
+    /// Number of channels.
+    pub fn channels(&self) -> usize {
+        self.channels as usize
+    }
+
+    /// Start and length of both halves of a protocol's data region in a channel. `flagged` carries the large messages
+    /// and gets half of the room, the two word protocols a quarter each.
+    pub fn region(&self, channel: usize, protocol: Protocol) -> (u64, u64) {
+        let start = PAGE + channel as u64 * self.channel_bytes;
+        let data = start + PAGE + 2 * self.flags_half_bytes;
+        let quarter = (start + self.channel_bytes - data) / 4 / PAGE * PAGE;
+        match protocol {
+            Protocol::Ll => (data, quarter),
+            Protocol::Sentinel => (data + quarter, quarter),
+            Protocol::Flagged => (data + 2 * quarter, 2 * quarter),
+        }
+    }
+
+    /// Where a step of `table` over `protocol` finds everything.
+    pub fn geometry(&self, channel: usize, protocol: Protocol, table: &pl_table) -> pl_geometry {
+        let start = PAGE + channel as u64 * self.channel_bytes;
+        let (data, bytes) = self.region(channel, protocol);
+        let half_bytes = bytes / 2;
+        let slots = u64::from(table.slots.max(1));
+        let flag_slots = u64::from(table.flag_slots.max(1));
+        pl_geometry {
+            data,
+            half_bytes,
+            slot_bytes: half_bytes / slots / SLOT_ALIGN * SLOT_ALIGN,
+            flags: start + PAGE,
+            flags_half_bytes: self.flags_half_bytes,
+            records: 0,
+            calls: start,
+            flag_chunks: (self.flags_half_bytes / FLAG_BYTES / flag_slots) as u32,
+            reserved: 0,
+        }
+    }
+}
+
+/// Size of the largest piece of a tile of `packs` packs.
+pub fn longest_piece(table: &pl_table, packs: u64) -> u64 {
+    let (widest, den) = widest_piece(table);
+    (packs * widest).div_ceil(den)
+}
+
+/// Most packs of one step: the largest tile whose every piece fits its slot in whatever form it travels.
+pub fn step_packs(geometry: &pl_geometry, table: &pl_table, dtype: DType, protocol: Protocol) -> u64 {
+    let phases = table.phase.iter().take(usize::from(table.phases));
+    let widened = phases.clone().any(|p| p.wire_f32 != 0);
+    let elements = PACK_BYTES / dtype.size();
+    let pack = elements * if widened { dtype.acc_size() } else { dtype.size() };
+    let wire = pack as u64 * if protocol == Protocol::Ll { 2 } else { 1 };
+    let (widest, den) = widest_piece(table);
+    // A piece of L packs' tile has at most ceil(L * widest / den) packs.
+    geometry.slot_bytes / wire * den / widest
+}
+
+fn widest_piece(table: &pl_table) -> (u64, u64) {
+    let cuts = &table.cut_num[..=usize::from(table.pieces)];
+    let widest = cuts.windows(2).map(|c| c[1].saturating_sub(c[0])).max().unwrap_or(1);
+    (u64::from(widest.max(1)), u64::from(table.cut_den.max(1)))
+}
+
+const _: () = assert!(
+    std::mem::size_of::<crate::launch::pl_record>() * PL_MAX_RANKS as usize <= PAGE as usize
+        && 2 * std::mem::size_of::<crate::launch::pl_call>() * PL_MAX_RANKS as usize <= PAGE as usize
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(slots: u8, flag_slots: u8, cuts: &[u16], den: u16) -> pl_table {
+        // SAFETY: a pl_table is plain integers, for which zero is a value.
+        let mut t: pl_table = unsafe { std::mem::zeroed() };
+        t.slots = slots;
+        t.flag_slots = flag_slots;
+        t.pieces = (cuts.len() - 1) as u8;
+        t.cut_num[..cuts.len()].copy_from_slice(cuts);
+        t.cut_den = den;
+        t
+    }
+
+    #[test]
+    fn regions_are_disjoint_and_inside_the_slab() {
+        for slab in [2 << 20, (32 << 20) + 4097, 1 << 30] {
+            for channels in 1..=4 {
+                let layout = Layout::new(slab, channels).unwrap();
+                let mut spans = vec![(0, PAGE)];
+                for c in 0..channels {
+                    let t = table(30, 44, &[0, 1], 1);
+                    let g = layout.geometry(c, Protocol::Flagged, &t);
+                    spans.push((g.calls, g.calls + PAGE));
+                    spans.push((g.flags, g.flags + 2 * g.flags_half_bytes));
+                    assert!(u64::from(g.flag_chunks) * 44 * FLAG_BYTES <= g.flags_half_bytes);
+                    assert!(g.flag_chunks > 0);
+                    for &p in Protocol::ALL {
+                        let (at, len) = layout.region(c, p);
+                        spans.push((at, at + len));
+                        let g = layout.geometry(c, p, &t);
+                        assert!(g.slot_bytes > 0 && g.slot_bytes * 30 <= g.half_bytes);
+                        assert!(g.half_bytes * 2 <= len);
+                    }
+                }
+                spans.sort_unstable();
+                assert!(spans.windows(2).all(|s| s[0].1 <= s[1].0), "{spans:?}");
+                assert!(spans.last().unwrap().1 <= layout.bytes() && layout.bytes() <= slab);
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_fills_its_slots_and_no_more() {
+        let layout = Layout::new(4 << 20, 1).unwrap();
+        let t = table(7, 7, &[0, 21, 28, 42, 63], 63);
+        for &protocol in Protocol::ALL {
+            let g = layout.geometry(0, protocol, &t);
+            let packs = step_packs(&g, &t, DType::BF16, protocol);
+            let wire = if protocol == Protocol::Ll { 32 } else { 16 };
+            assert!(longest_piece(&t, packs) * wire <= g.slot_bytes);
+            assert!(longest_piece(&t, packs + 4) * wire > g.slot_bytes);
+        }
+    }
+
+    #[test]
+    fn a_slab_too_small_says_so() {
+        let error = Layout::new(1 << 20, 4).unwrap_err().to_string();
+        assert!(error.contains("PEERLANE_SLAB") && error.contains("4 channels"), "{error}");
+        assert!(Layout::new(1 << 20, 0).is_err());
+    }
+}
