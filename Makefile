@@ -26,6 +26,8 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 
 build: ## Build library, tool and, where mpicc is, the Open MPI driver
 	$(CARGO) build --workspace --features peerlane/cli --profile $(PROFILE)
+	@# Programs linked against the build folder look for the library by its soname.
+	@ln -sf libpeerlane.so $(BUILT)/$(SONAME)
 	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory rival; \
 	else echo "no $(MPICC): without 'peerlane bench --rival mpi' (openmpi-bin and libopenmpi-dev bring it)"; fi
 

@@ -167,9 +167,9 @@ impl Communicator {
             ranks
                 .into_iter()
                 .map(|thread| {
-                    thread?
-                        .join()
-                        .unwrap_or_else(|_| Err(Error::Internal("a rank panicked in set-up".into())))
+                    thread?.join().unwrap_or_else(|_| {
+                        Err(Error::Internal("a rank panicked in set-up".into()))
+                    })
                 })
                 .collect()
         })

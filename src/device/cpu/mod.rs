@@ -2,5 +2,5 @@
 
 mod stream;
 
-pub use stream::Stream;
 pub(crate) use stream::Claim;
+pub use stream::Stream;
