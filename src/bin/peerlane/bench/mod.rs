@@ -18,10 +18,12 @@ use args::Rival;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use orders::{Answer, Call, Order, Settings, Timing};
 use parent::Ranks;
+use peerlane::schedule::Islands;
 use rival_mpi::{Mpi, Plan};
 use rows::{median, Measured, Place, Row};
 use std::io::{BufReader, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 use table::Printer;
 
 /// Where rank 0 chooses: a batch is about this long, and a row's batches together about this long.
@@ -51,8 +53,8 @@ pub fn run(args: &Args) -> Result<()> {
         seed: args.seed,
     };
     let islands = match settings.config()?.islands {
-        Some(islands) => islands.to_string(),
-        None => format!("one (0-{})", args.ranks - 1),
+        Some(islands) => islands,
+        None => Islands::single(args.ranks)?,
     };
     let ranks =
         if args.threads { Ranks::threads(&settings)? } else { Ranks::processes(&settings)? };
@@ -64,7 +66,12 @@ pub fn run(args: &Args) -> Result<()> {
 
     let mut printer = Printer::new(rival.is_some());
     let show = Screen::new(rows.len() as u64);
-    let kind = if args.threads { "threads" } else { "processes" };
+    let kind = match (args.threads, args.ranks) {
+        (true, 1) => "thread",
+        (true, _) => "threads",
+        (false, 1) => "process",
+        (false, _) => "processes",
+    };
     show.line(&format!("# peerlane {} bench: all-reduce, cpu device", env!("CARGO_PKG_VERSION")))?;
     show.line(&format!("# machine: {machine}"))?;
     show.line(&format!("# ranks: {} {kind}, islands: {islands}{}", args.ranks, pids(&ranks)))?;
@@ -132,6 +139,13 @@ impl Bench<'_> {
                 checks: self.args.check,
                 seed: self.args.seed,
                 data: self.data,
+                ours: Duration::from_secs_f64(
+                    out.place.time_us
+                        * 1e-6
+                        * f64::from(out.timing.iters)
+                        * f64::from(out.timing.aggregate)
+                        * f64::from(out.timing.batches),
+                ),
             };
             rival = mpi.measure(&row.call(false), &plan)?;
             self.data += u64::from(self.args.check) + 1;

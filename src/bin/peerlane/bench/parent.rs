@@ -143,6 +143,8 @@ impl Ranks {
                             return Err(self.fail(rank, Some(why)))
                         }
                         Event::Answer(answer) => answers[rank] = Some(answer),
+                        // A rank that has left ends before the last one has left.
+                        Event::Gone(_) if answers[rank] == Some(Answer::Left) => {}
                         Event::Gone(why) => return Err(self.gone(rank, why)),
                     }
                 }

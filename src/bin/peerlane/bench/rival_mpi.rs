@@ -32,8 +32,9 @@ const SETTINGS: [&[(&str, &str)]; 2] = [
     ],
 ];
 
-/// A row may take this long; the driver is lost otherwise.
+/// A row may take this long, and this many times what ours took; the driver is lost otherwise.
 const PATIENCE: Duration = Duration::from_secs(600);
+const SLOWER: u32 = 100;
 
 /// How a row is measured; the same numbers as ours.
 pub struct Plan {
@@ -43,6 +44,8 @@ pub struct Plan {
     pub checks: u32,
     pub seed: u64,
     pub data: u64,
+    /// How long our own batches took together.
+    pub ours: Duration,
 }
 
 #[derive(Deserialize)]
@@ -97,7 +100,7 @@ impl Mpi {
             mpi.jobs.push(Job::start(&driver, ranks, settings)?);
         }
         for job in &mut mpi.jobs {
-            let line = job.reply()?;
+            let line = job.reply(PATIENCE)?;
             let greeting: Greeting = serde_json::from_str(&line)
                 .with_context(|| format!("--rival mpi: not the driver's greeting: {line:?}"))?;
             ensure!(
@@ -134,7 +137,7 @@ impl Mpi {
         let mut total = 0;
         for job in &mut self.jobs {
             job.order(&order)?;
-            let line = job.reply()?;
+            let line = job.reply(PATIENCE + plan.ours * SLOWER)?;
             let reply = serde_json::from_str(&line)
                 .with_context(|| format!("--rival mpi: not an answer: {line:?}"))?;
             match reply {
@@ -204,8 +207,8 @@ impl Job {
         }
     }
 
-    fn reply(&mut self) -> Result<String> {
-        self.replies.recv_timeout(PATIENCE).map_err(|_| self.lost())
+    fn reply(&mut self, patience: Duration) -> Result<String> {
+        self.replies.recv_timeout(patience).map_err(|_| self.lost())
     }
 
     fn lost(&mut self) -> anyhow::Error {
@@ -213,7 +216,7 @@ impl Job {
             Some(status) => {
                 anyhow!("--rival mpi: mpirun {} before the run was over", ending(status))
             }
-            None => anyhow!("--rival mpi: no answer for {} s", PATIENCE.as_secs()),
+            None => anyhow!("--rival mpi: the driver does not answer"),
         }
     }
 }

@@ -165,11 +165,11 @@ impl Printer {
             let _ = writeln!(text, "#{}", line.trim_end());
         }
         let verdict = match (self.checked, self.wrong) {
-            (false, 0) => "not checked",
-            (_, 0) => "OK",
-            _ => "FAILED",
+            (false, 0) => "N/A (not checked)".into(),
+            (_, 0) => "0 OK".into(),
+            (_, wrong) => format!("{wrong} FAILED"),
         };
-        let _ = writeln!(text, "#\n# Out of bounds values : {} {verdict}", self.wrong);
+        let _ = writeln!(text, "#\n# Out of bounds values : {verdict}");
         let _ = write!(
             text,
             "# Avg bus bandwidth    : {:.4} GB/s",
