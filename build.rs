@@ -1,3 +1,105 @@
-//! Compiles the kernels.
+//! Compiles the kernels: for the CPU device always, for GPUs (one fatbin) with the feature `cuda`.
 
-fn main() {}
+// A build script talks to cargo through its standard output.
+#![allow(clippy::print_stdout)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, io};
+
+/// Machine code for these; the last also as PTX, for GPUs that come later.
+const GPU_ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];
+
+fn main() -> Result<(), String> {
+    println!("cargo:rerun-if-changed=cuda");
+    println!("cargo:rerun-if-changed=build.rs");
+    let out = PathBuf::from(env::var("OUT_DIR").map_err(|e| format!("OUT_DIR: {e}"))?);
+    host_kernels();
+    if env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        gpu_kernels(&out)?;
+    }
+    Ok(())
+}
+
+/// One object for every CPU of the architecture, and on x86-64 one for AVX2, chosen at run time.
+fn host_kernels() {
+    let compile = |name: &str, namespace: &str, extra: &[&str]| {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .cpp_link_stdlib(None)
+            .std("c++17")
+            .opt_level(3)
+            .pic(true)
+            // No contraction: a fused multiply-add would round differently from a GPU without it.
+            .flag("-ffp-contract=off")
+            .flag("-fno-exceptions")
+            .flag("-fno-rtti")
+            .flag("-fvisibility=hidden")
+            .define("PL_NAMESPACE", namespace)
+            .warnings(true)
+            .extra_warnings(true)
+            .file("cuda/host.cpp");
+        for flag in extra {
+            build.flag(flag);
+        }
+        build.compile(name);
+    };
+    compile("peerlane_host", "peerlane_base", &[]);
+    if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
+        let avx2 = ["-DPL_HOST_AVX2", "-mavx2", "-mf16c"];
+        compile("peerlane_host_avx2", "peerlane_avx2", &avx2);
+    }
+}
+
+fn gpu_kernels(out: &Path) -> Result<(), String> {
+    for name in ["NVCC", "CUDA_HOME", "CUDA_PATH"] {
+        println!("cargo:rerun-if-env-changed={name}");
+    }
+    let fatbin = out.join("kernels.fatbin");
+    let Some(nvcc) = find_nvcc() else {
+        println!(
+            "cargo:warning=no nvcc found (NVCC, CUDA_HOME, CUDA_PATH, .venv, /usr/local/cuda, PATH): \
+             building without GPU kernels; `pip install -r cuda/requirements.txt` into .venv provides it"
+        );
+        return fs::write(&fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()));
+    };
+    let mut command = Command::new(&nvcc);
+    command.args(["-fatbin", "-std=c++17", "-O3", "--threads", "0"]);
+    // The numerics of the CPU kernels: no contraction, no flush to zero, IEEE division.
+    command.args(["-fmad=false", "-ftz=false", "-prec-div=true"]);
+    for arch in GPU_ARCHITECTURES {
+        command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
+    }
+    let newest = GPU_ARCHITECTURES[GPU_ARCHITECTURES.len() - 1];
+    command.arg(format!("-gencode=arch=compute_{newest},code=compute_{newest}"));
+    command.arg("-o").arg(&fatbin).arg("cuda/kernels.cu");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{} failed: {status}", nvcc.display())),
+        Err(error) => Err(format!("{}: {error}", nvcc.display())),
+    }
+}
+
+fn find_nvcc() -> Option<PathBuf> {
+    let named = env::var_os("NVCC").map(PathBuf::from).into_iter();
+    let homes = ["CUDA_HOME", "CUDA_PATH"]
+        .into_iter()
+        .filter_map(|name| env::var_os(name).map(|home| PathBuf::from(home).join("bin/nvcc")));
+    let venv = venv_packages().map(|site| site.join("nvidia/cu13/bin/nvcc")).into_iter();
+    let system = [PathBuf::from("/usr/local/cuda/bin/nvcc")].into_iter();
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path: Vec<_> = env::split_paths(&path).map(|dir| dir.join("nvcc")).collect();
+    named.chain(homes).chain(venv).chain(system).chain(path).find(|nvcc| nvcc.is_file())
+}
+
+/// `.venv/lib/python3.N/site-packages` of this repository.
+fn venv_packages() -> Option<PathBuf> {
+    let entries: io::Result<Vec<_>> =
+        fs::read_dir(Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join(".venv/lib"))
+            .ok()?
+            .collect();
+    let mut dirs: Vec<_> = entries.ok()?.into_iter().map(|e| e.path()).collect();
+    dirs.sort();
+    dirs.into_iter().map(|dir| dir.join("site-packages")).find(|dir| dir.is_dir())
+}

@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+/* Capacities of pl_table: what the largest schedule over up to 16 ranks in one to four islands needs. A test recounts
+ * them. */
 #define PL_MAX_RANKS 16
 #define PL_MAX_PIECES 16
 #define PL_MAX_PHASES 44
@@ -58,7 +60,8 @@ enum pl_reason {
 };
 
 /* Push `piece` of `src` to `peer`. `slot`: where it arrives there (its flag, and for push its data). `data`: the data
- * slot: of the peer's slab for push (equal to `slot`), of the sender's own slab for pull. */
+ * slot: of the peer's slab for push (equal to `slot`), of the sender's own slab for pull. Sends that share a data slot
+ * carry the same value and follow each other in one phase: it is stored once, then all their flags are raised. */
 typedef struct {
   uint8_t peer, piece, src, slot, data;
 } pl_send;
@@ -83,8 +86,8 @@ typedef struct {
   uint8_t n, rank, phases, pieces;
   uint8_t fan_in;     /* most remote items of any fold */
   uint8_t pull;       /* 1: data stays in the writer's slab and only the flag travels (flagged protocol alone) */
-  uint8_t slots;      /* data slots per half, the same on all ranks */
-  uint8_t flag_slots; /* arrivals per half, the same on all ranks */
+  uint8_t slots;      /* data slots per half, the same on all ranks; at least 1 */
+  uint8_t flag_slots; /* arrivals per half, the same on all ranks; at least 1 */
   uint16_t cut_num[PL_MAX_PIECES + 1], cut_den; /* piece p of L packs: [L*cut_num[p]/cut_den, L*cut_num[p+1]/cut_den) */
   pl_phase phase[PL_MAX_PHASES];
   pl_send send[PL_MAX_SENDS];
@@ -152,7 +155,7 @@ typedef struct {
   uint32_t chunk_packs;
   uint32_t check; /* 1: exchange and compare pl_call first */
   uint32_t yield; /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
-  uint32_t reserved;
+  uint32_t host_staged; /* 1: this rank's slab is host memory that a peer device writes; see cuda/step.cuh */
 } pl_args;
 
 #endif

@@ -303,7 +303,7 @@ pub struct pl_args {
     pub chunk_packs: u32,
     pub check: u32,
     pub yield_: u32,
-    pub reserved: u32,
+    pub host_staged: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -330,5 +330,6 @@ const _: () = {
         [::std::mem::offset_of!(pl_args, chunk_packs) - 2432usize];
     ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2436usize];
     ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2440usize];
-    ["Offset of field: pl_args::reserved"][::std::mem::offset_of!(pl_args, reserved) - 2444usize];
+    ["Offset of field: pl_args::host_staged"]
+        [::std::mem::offset_of!(pl_args, host_staged) - 2444usize];
 };

@@ -4,7 +4,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`error`], [`types`], [`env`] | the vocabulary: one error type, data types and operations, the environment |
+//! | [`error`], [`types`], [`mod@env`] | the vocabulary: one error type, data types and operations, the environment |
 //! | [`launch`] | the C structs that cross from the host to a kernel, generated from `cuda/launch.h` |
 //! | [`schedule`] | a collective as data: the tree, one file per algorithm, the checker, explain |
 //! | [`plan`] | which schedule and protocol serve which call |

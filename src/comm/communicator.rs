@@ -147,7 +147,7 @@ impl Communicator {
             "rank {rank} of {n}: CPU device, islands {}, tree {} ({:016x})",
             inner.plans.islands(),
             inner.plans.tree(),
-            inner.plans.tree().hash()
+            inner.plans.tree().hash64()
         );
         Ok(Communicator { inner: Arc::new(inner) })
     }
@@ -167,9 +167,9 @@ impl Communicator {
             ranks
                 .into_iter()
                 .map(|thread| {
-                    thread?.join().unwrap_or_else(|_| {
-                        Err(Error::Internal("a rank panicked in set-up".into()))
-                    })
+                    thread?
+                        .join()
+                        .unwrap_or_else(|_| Err(Error::Internal("a rank panicked in set-up".into())))
                 })
                 .collect()
         })
@@ -230,7 +230,7 @@ impl Communicator {
 
     /// What it did so far.
     pub fn stats(&self) -> Stats {
-        self.inner.counters.read(self.inner.plans.tree().hash())
+        self.inner.counters.read(self.inner.plans.tree().hash64())
     }
 
     /// How a call of `bytes` bytes would be served: islands, tree, schedule phase by phase, protocol.
@@ -247,7 +247,7 @@ impl Communicator {
             choice.direction,
             plans.islands(),
             plans.tree(),
-            plans.tree().hash(),
+            plans.tree().hash64(),
             schedule::explain(&tables)
         ))
     }

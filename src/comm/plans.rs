@@ -4,7 +4,7 @@ use super::config::Agreed;
 use crate::error::{Error, Result};
 use crate::lane::{step_packs, Layout};
 use crate::launch::{pl_geometry, pl_table};
-use crate::plan::{choose, Choice, Target};
+use crate::plan::{choose, Choice, DeviceKind};
 use crate::schedule::{self, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
 
@@ -72,7 +72,7 @@ impl Plans {
     /// What serves a call of `bytes` bytes: the rule's choice, with the pins of the configuration in its place.
     pub fn choose(&self, bytes: usize, dtype: DType) -> Result<Choice> {
         let Agreed { algorithm, protocol, direction, .. } = self.agreed;
-        let free = choose(&self.islands, bytes, dtype, Target::Cpu);
+        let free = choose(DeviceKind::Cpu, &self.islands, bytes, dtype);
         let algorithm = algorithm.unwrap_or(free.algorithm);
         let protocol = protocol.unwrap_or(if direction == Some(Direction::Pull) {
             Protocol::Flagged

@@ -1,4 +1,5 @@
 //! Every partition that the schedule tests run over.
+#![allow(clippy::unwrap_used)]
 
 use peerlane::schedule::Islands;
 

@@ -1,6 +1,8 @@
 //! The CPU device: a rank is one thread that runs the whole grid.
 
+mod kernel;
 mod stream;
 
+pub use kernel::{all_reduce, partial_bytes, FOLD_STACK, MAX_CHUNK_PACKS};
 pub(crate) use stream::Claim;
 pub use stream::Stream;

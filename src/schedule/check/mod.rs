@@ -50,6 +50,28 @@ pub struct Traffic {
     pub accumulator: u32,
 }
 
+impl std::fmt::Display for Proof {
+    /// One line, such as `3 phases, 3 hops, at most 4 peers, 56 messages; out of a rank at most 1.50 messages in the
+    /// caller's type and 0.25 in the accumulator type`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let most = |of: fn(&Traffic) -> u32| {
+            f64::from(self.out.iter().map(of).max().unwrap_or(0))
+                / f64::from(self.denominator.max(1))
+        };
+        write!(
+            f,
+            "{} phases, {} hops, at most {} peers, {} messages; out of a rank at most {:.2} messages in the caller's \
+             type and {:.2} in the accumulator type",
+            self.phases,
+            self.hops,
+            self.degree,
+            self.messages,
+            most(|t| t.caller),
+            most(|t| t.accumulator)
+        )
+    }
+}
+
 /// Proves the tables of a schedule against the communicator's tree.
 ///
 /// # Errors

@@ -19,10 +19,10 @@ struct Sent {
 /// One writer and one taking read per slot, and both agree on what it holds. Tables have passed `shape`.
 pub(super) fn check(tables: &[pl_table]) -> Result<(), Violation> {
     let mut slots = written(tables)?;
+    for (rank, table) in tables.iter().enumerate().filter(|(_, t)| t.pull == 1) {
+        data_slots(rank, table)?;
+    }
     for (rank, table) in tables.iter().enumerate() {
-        if table.pull == 1 {
-            data_slots(rank, table)?;
-        }
         for (p, phase) in view::phases(table).iter().enumerate() {
             for fold in view::folds(table, phase) {
                 for item in view::items(table, fold).iter().filter(|i| is_remote(i)) {

@@ -1,0 +1,524 @@
+// The seam between the kernels and what runs them: a GPU, a CPU thread, or a test that explores interleavings.
+//
+// This is the only file that spells inline PTX, memory orders or compiler intrinsics. Every access to memory that a peer
+// also touches goes through it. A back end supplies, in this namespace:
+//
+//   PL_FN                  how a function is declared
+//   PL_UNROLL, PL_EACH     how a loop over the elements of a strip, over the operands of a fold is compiled
+//   STRIP                  packs that one thread handles at once: 1 keeps them in registers, more lets loops vectorise
+//   tid threads block blocks   where this thread stands; on a CPU constants, so that strided loops fold away
+//   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole
+//   Raw In Out             a strip of wire data, element access to it, and an output strip
+//   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
+//   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
+//   sync_block any_in_block share     the threads of a block among each other
+//   local_*, claim, arrive   words of the rank's own memory that its blocks (and its host) share
+//   now_ns pause launch_id
+//
+// -DPL_DEV_BACKEND='"file"' replaces the CPU back end by the one in that file.
+#ifndef PEERLANE_DEV_CUH
+#define PEERLANE_DEV_CUH
+
+#include <stdint.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "launch.h"
+
+// Two objects compiled for different instruction sets must not share inline functions: the linker would keep either
+// one's copy, and a CPU without AVX2 would run into an illegal instruction. So each has a namespace of its own.
+#ifndef PL_NAMESPACE
+#define PL_NAMESPACE peerlane
+#endif
+
+#if defined(PL_DEV_BACKEND)
+#include PL_DEV_BACKEND
+#elif defined(__CUDACC__)
+
+namespace PL_NAMESPACE {
+namespace dev {
+
+#define PL_FN __device__ __forceinline__
+#define PL_UNROLL _Pragma("unroll")
+#define PL_EACH _Pragma("unroll")
+
+constexpr uint32_t STRIP = 1;
+constexpr bool HOST = false;
+
+PL_FN uint32_t tid() { return threadIdx.x; }
+PL_FN uint32_t threads() { return blockDim.x; }
+PL_FN uint32_t block() { return blockIdx.x; }
+PL_FN uint32_t blocks() { return gridDim.x; }
+
+template <class To, class From>
+PL_FN To bit_cast(From v) {
+  To r;
+  memcpy(&r, &v, sizeof(To));
+  return r;
+}
+
+// PTX promises atomicity to 64 bits: a vector access is a set of scalar accesses in any order. Hence every 32-bit word
+// (sentinel) or 64-bit word (ll) proves its own arrival, and the vector form is only there to fill the bus.
+PL_FN void post_4x32(void* p, const uint32_t* w) {
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   __cvta_generic_to_global(p)),
+               "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+// Polls are predicated inside the instruction, not by a branch, so that the loads of all sources are in flight together.
+PL_FN void poll_4x32(const void* p, uint32_t* w, bool on = true) {
+  asm volatile(
+      "{.reg .pred q; setp.ne.u32 q, %5, 0; "
+      "@q ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "memory");
+}
+PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
+               "l"(x), "l"(y)
+               : "memory");
+}
+PL_FN void poll_2x64(const void* p, uint64_t& x, uint64_t& y, bool on) {
+  asm volatile(
+      "{.reg .pred q; setp.ne.u32 q, %3, 0; "
+      "@q ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];}"
+      : "+l"(x), "+l"(y)
+      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "memory");
+}
+PL_FN void post_64(void* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
+               : "memory");
+}
+PL_FN uint64_t poll_64(const void* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];"
+               : "=l"(v)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return v;
+}
+PL_FN void flag_release(void* p, uint64_t v) {
+  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
+               : "memory");
+}
+PL_FN uint64_t flag_acquire(const void* p) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.b64 %0, [%1];"
+               : "=l"(v)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return v;
+}
+PL_FN void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+PL_FN void sync_block() { __syncthreads(); }
+PL_FN bool any_in_block(bool x) { return __syncthreads_or(x) != 0; }
+// Thread 0's value, to all threads of the block.
+PL_FN uint64_t share(uint64_t v) {
+  __shared__ uint64_t word;
+  __syncthreads();
+  if (threadIdx.x == 0) word = v;
+  __syncthreads();
+  return word;
+}
+
+// The abort word is also written by the host, so its loads have system scope.
+PL_FN uint32_t local_load32(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.b32 %0, [%1];"
+               : "=r"(v)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return v;
+}
+PL_FN void local_store32(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(v)
+               : "memory");
+}
+PL_FN uint64_t local_load64(const uint64_t* p) { return poll_64(p); }
+PL_FN void local_store64(uint64_t* p, uint64_t v) { post_64(p, v); }
+PL_FN void local_release64(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
+               : "memory");
+}
+// Puts `v` where 0 stands; returns what stood there. GPU scope: these words never leave the rank's own memory.
+PL_FN uint64_t claim(uint64_t* p, uint64_t v) {
+  uint64_t old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], 0, %2;"
+               : "=l"(old)
+               : "l"(__cvta_generic_to_global(p)), "l"(v)
+               : "memory");
+  return old;
+}
+PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], 0, %2;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(p)), "r"(v)
+               : "memory");
+  return old;
+}
+// Counts this block in; true for the last one, which sees what all others did. Not system scope: that would wait for
+// this rank's stores to peers, which nobody here depends on.
+PL_FN bool arrive(uint32_t* p) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return old == gridDim.x - 1;
+}
+
+PL_FN uint64_t now_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+PL_FN void pause(uint32_t) {}
+// %gridid is unique per launch, replays included; an argument would repeat in a graph that is instantiated twice.
+PL_FN uint64_t launch_id(const pl_args&) {
+  uint64_t id;
+  asm volatile("mov.u64 %0, %%gridid;" : "=l"(id));
+  return id + 1;  // 0 means idle
+}
+
+PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
+
+PL_FN float half_up(uint16_t h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+  return f;
+}
+PL_FN uint16_t half_down(float f) {
+  uint16_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+PL_FN uint16_t bfloat_down(float f) {
+  uint16_t h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+
+// One pack in registers: 4 words, or 8 when 16-bit floats travel as fp32.
+struct Raw {
+  uint32_t w[8];
+  PL_FN void own() {}
+  PL_FN uint32_t word(uint32_t i) const { return w[i]; }
+  PL_FN void set_word(uint32_t i, uint32_t v) { w[i] = v; }
+};
+
+// Element access by shifts, so that an unrolled loop never needs the array's address (which would put it on the stack).
+template <class T>
+PL_FN T element(const uint32_t* w, uint32_t i) {
+  if (sizeof(T) == 1) return bit_cast<T>(uint8_t(w[i / 4] >> (8 * (i % 4))));
+  if (sizeof(T) == 2) return bit_cast<T>(uint16_t(w[i / 2] >> (16 * (i % 2))));
+  if (sizeof(T) == 4) return bit_cast<T>(w[i]);
+  return bit_cast<T>(uint64_t(w[(2 * i) % 8]) | uint64_t(w[(2 * i + 1) % 8]) << 32);
+}
+template <class T>
+PL_FN void set_element(uint32_t* w, uint32_t i, T v) {
+  if (sizeof(T) == 1) {
+    uint32_t x = uint32_t(bit_cast<uint8_t>(v)) << (8 * (i % 4));
+    w[i / 4] = i % 4 ? w[i / 4] | x : x;
+  } else if (sizeof(T) == 2) {
+    uint32_t x = uint32_t(bit_cast<uint16_t>(v)) << (16 * (i % 2));
+    w[i / 2] = i % 2 ? w[i / 2] | x : x;
+  } else if (sizeof(T) == 4) {
+    w[i] = bit_cast<uint32_t>(v);
+  } else {
+    uint64_t x = bit_cast<uint64_t>(v);
+    w[(2 * i) % 8] = uint32_t(x);
+    w[(2 * i + 1) % 8] = uint32_t(x >> 32);
+  }
+}
+template <class T>
+struct In {
+  const Raw& r;
+  PL_FN explicit In(const Raw& raw) : r(raw) {}
+  PL_FN T operator[](uint32_t i) const { return element<T>(r.w, i); }
+};
+
+PL_FN bool aligned(const void* p) { return (uint64_t(p) & 15) == 0; }
+
+// A strip of the caller's memory; the part behind `bytes` reads as zeros. WHOLE has a meaning on a CPU only.
+template <class T, bool WHOLE>
+PL_FN void user_load(Raw& r, const void* p, uint32_t, uint32_t bytes) {
+  if (bytes == 16 && aligned(p)) {
+    const uint4 v = *static_cast<const uint4*>(p);
+    r.w[0] = v.x, r.w[1] = v.y, r.w[2] = v.z, r.w[3] = v.w;
+  } else {
+    PL_UNROLL for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
+        set_element<T>(r.w, i, i * sizeof(T) < bytes ? static_cast<const T*>(p)[i] : T(0));
+  }
+}
+// The rank's own accumulators: whole packs of 16 or 32 bytes, aligned.
+PL_FN void partial_load(Raw& r, const void* p, bool wide) {
+  const uint4 v = *static_cast<const uint4*>(p);
+  r.w[0] = v.x, r.w[1] = v.y, r.w[2] = v.z, r.w[3] = v.w;
+  if (wide) {
+    const uint4 u = static_cast<const uint4*>(p)[1];
+    r.w[4] = u.x, r.w[5] = u.y, r.w[6] = u.z, r.w[7] = u.w;
+  }
+}
+// Past the cache of the SM, which is not coherent with a peer's memory (pull).
+PL_FN void load_4x32(const void* p, uint32_t* w) {
+  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+}
+PL_FN void slab_load(Raw& r, const void* p, bool wide) {
+  load_4x32(p, r.w);
+  if (wide) load_4x32(static_cast<const char*>(p) + 16, r.w + 4);
+}
+PL_FN void slab_store(void* p, const Raw& r, uint32_t, bool wide) {
+  post_4x32(p, r.w);
+  if (wide) post_4x32(static_cast<char*>(p) + 16, r.w + 4);
+}
+template <class T>
+PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
+  if (bytes == 16 && aligned(to)) {
+    *static_cast<uint4*>(to) = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
+  } else {
+    PL_UNROLL for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
+        if (i * sizeof(T) < bytes) static_cast<T*>(to)[i] = element<T>(r.w, i);
+  }
+}
+
+// Elements gathered in registers, then written; `bytes` of a short tail.
+template <class T>
+struct Out {
+  void* p;
+  uint32_t bytes;
+  Raw r;
+  PL_FN Out(void* to, uint32_t n) : p(to), bytes(n) {}
+  PL_FN void set(uint32_t i, T v) { set_element<T>(r.w, i, v); }
+  PL_FN void flush() { user_copy<T>(p, r, bytes); }
+  PL_FN void flush_partial(bool wide) {
+    static_cast<uint4*>(p)[0] = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
+    if (wide) static_cast<uint4*>(p)[1] = make_uint4(r.w[4], r.w[5], r.w[6], r.w[7]);
+  }
+};
+// The same into a strip that is about to be sent.
+template <class T>
+struct Fill {
+  Raw& r;
+  PL_FN explicit Fill(Raw& raw) : r(raw) {}
+  PL_FN void set(uint32_t i, T v) { set_element<T>(r.w, i, v); }
+};
+
+}  // namespace dev
+}  // namespace PL_NAMESPACE
+
+#else  // one CPU thread runs the whole grid
+
+#include <sched.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace PL_NAMESPACE {
+namespace dev {
+
+#define PL_FN inline __attribute__((always_inline))
+#define PL_UNROLL _Pragma("GCC ivdep")
+#define PL_EACH
+
+// 64 packs: 1 KiB of data, 2 KiB of fp32 accumulators, so a whole postfix stack stays in L1.
+constexpr uint32_t STRIP = 64;
+constexpr bool HOST = true;
+
+constexpr uint32_t tid() { return 0; }
+constexpr uint32_t threads() { return 1; }
+constexpr uint32_t block() { return 0; }
+constexpr uint32_t blocks() { return 1; }
+
+template <class To, class From>
+PL_FN To bit_cast(From v) {
+  To r;
+  __builtin_memcpy(&r, &v, sizeof(To));
+  return r;
+}
+
+// __atomic builtins, not std::atomic: no inline function of the standard library may end up in an AVX2 object.
+PL_FN void post_4x32(void* p, const uint32_t* w) {
+  for (int i = 0; i < 4; ++i) __atomic_store_n(static_cast<uint32_t*>(p) + i, w[i], __ATOMIC_RELAXED);
+}
+PL_FN void poll_4x32(const void* p, uint32_t* w, bool on = true) {
+  if (!on) return;
+  for (int i = 0; i < 4; ++i)
+    w[i] = __atomic_load_n(static_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
+}
+PL_FN void post_64(void* p, uint64_t v) {
+  __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELAXED);
+}
+PL_FN uint64_t poll_64(const void* p) {
+  return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED);
+}
+PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
+  post_64(p, x);
+  post_64(static_cast<uint64_t*>(p) + 1, y);
+}
+PL_FN void poll_2x64(const void* p, uint64_t& x, uint64_t& y, bool on) {
+  if (!on) return;
+  x = poll_64(p);
+  y = poll_64(static_cast<const uint64_t*>(p) + 1);
+}
+PL_FN void flag_release(void* p, uint64_t v) {
+  __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELEASE);
+}
+PL_FN uint64_t flag_acquire(const void* p) {
+  return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_ACQUIRE);
+}
+PL_FN void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+PL_FN void sync_block() {}
+PL_FN bool any_in_block(bool x) { return x; }
+PL_FN uint64_t share(uint64_t v) { return v; }
+
+PL_FN uint32_t local_load32(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+PL_FN void local_store32(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+PL_FN uint64_t local_load64(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+PL_FN void local_store64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+PL_FN void local_release64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+template <class T>
+PL_FN T claim(T* p, T v) {
+  T old = 0;
+  __atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return old;
+}
+PL_FN bool arrive(uint32_t*) { return true; }
+
+PL_FN uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
+}
+PL_FN void pause(uint32_t yield) {
+  if (yield) {
+    sched_yield();
+    return;
+  }
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+PL_FN uint64_t launch_id(const pl_args& a) { return a.launch; }
+
+PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
+
+// The caller's thread may flush subnormals to zero or round another way (-ffast-math sets that for a whole process);
+// the ranks' bits must not depend on it.
+#if defined(__x86_64__)
+struct IeeeMode {
+  uint32_t saved;
+  IeeeMode() : saved(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~IeeeMode() { _mm_setcsr(saved); }
+};
+#elif defined(__aarch64__)
+struct IeeeMode {
+  uint64_t saved;
+  IeeeMode() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t(0)));
+  }
+  ~IeeeMode() { __asm__ volatile("msr fpcr, %0" ::"r"(saved)); }
+};
+#else
+struct IeeeMode {
+  IeeeMode() {}
+  ~IeeeMode() {}
+};
+#endif
+
+// Conversions without a branch, so that loops over them vectorise on any instruction set.
+PL_FN float half_up(uint16_t h) {
+  const uint32_t mag = h & 0x7fffu, sign = uint32_t(h & 0x8000u) << 16;
+  const uint32_t normal = (mag << 13) + (112u << 23);
+  const uint32_t tiny = bit_cast<uint32_t>(float(int32_t(mag)) * 0x1p-24f);
+  const uint32_t huge = normal + (112u << 23);  // infinity and NaN: exponent 31 becomes 255
+  const uint32_t v = mag < 0x400u ? tiny : (mag >= 0x7c00u ? huge : normal);
+  return bit_cast<float>(v | sign);
+}
+PL_FN uint16_t half_down(float f) {
+  const uint32_t u = bit_cast<uint32_t>(f), a = u & 0x7fffffffu, sign = (u >> 16) & 0x8000u;
+  // In [0.5, 1) an fp32 ulp is 2^-24, the spacing of f16 subnormals: the adder rounds for us.
+  const uint32_t tiny = bit_cast<uint32_t>(bit_cast<float>(a) + 0.5f) - 0x3f000000u;
+  const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  uint32_t v = a < 0x38800000u ? tiny : normal;
+  v = a >= 0x477ff000u ? 0x7c00u : v;  // from 65520 up it rounds to infinity
+  v = a > 0x7f800000u ? 0x7fffu : (v | sign);
+  return uint16_t(v);
+}
+PL_FN uint16_t bfloat_down(float f) {
+  const uint32_t u = bit_cast<uint32_t>(f);
+  const uint32_t v = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return uint16_t((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : v);
+}
+
+// A strip is a pointer to where the data lies; `own()` points it at its buffer, to be written.
+struct Raw {
+  const unsigned char* p = nullptr;
+  alignas(64) unsigned char buf[STRIP * 32];
+  void own() { p = buf; }
+  uint32_t word(uint32_t i) const {
+    uint32_t v;
+    __builtin_memcpy(&v, p + 4 * i, 4);
+    return v;
+  }
+  void set_word(uint32_t i, uint32_t v) { __builtin_memcpy(buf + 4 * i, &v, 4); }
+};
+template <class T>
+struct In {
+  const unsigned char* p;
+  explicit In(const Raw& r) : p(r.p) {}
+  T operator[](uint32_t i) const {
+    T v;
+    __builtin_memcpy(&v, p + i * sizeof(T), sizeof(T));
+    return v;
+  }
+};
+
+// WHOLE: word protocols send whole packs, so a short tail is copied and padded with zeros.
+template <class T, bool WHOLE>
+PL_FN void user_load(Raw& r, const void* p, uint32_t packs, uint32_t bytes) {
+  r.p = static_cast<const unsigned char*>(p);
+  if (WHOLE && bytes < packs * 16) {
+    memcpy(r.buf, p, bytes);
+    memset(r.buf + bytes, 0, packs * 16 - bytes);
+    r.own();
+  }
+}
+PL_FN void partial_load(Raw& r, const void* p, bool) { r.p = static_cast<const unsigned char*>(p); }
+PL_FN void slab_load(Raw& r, const void* p, bool) { r.p = static_cast<const unsigned char*>(p); }
+PL_FN void slab_store(void* p, const Raw& r, uint32_t bytes, bool) { memcpy(p, r.p, bytes); }
+template <class T>
+PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
+  memcpy(to, r.p, bytes);
+}
+template <class T>
+struct Out {
+  unsigned char* p;
+  Out(void* to, uint32_t) : p(static_cast<unsigned char*>(to)) {}
+  void set(uint32_t i, T v) { __builtin_memcpy(p + i * sizeof(T), &v, sizeof(T)); }
+  void flush() {}
+  void flush_partial(bool) {}
+};
+template <class T>
+struct Fill {
+  unsigned char* p;
+  explicit Fill(Raw& r) : p(r.buf) {}
+  void set(uint32_t i, T v) { __builtin_memcpy(p + i * sizeof(T), &v, sizeof(T)); }
+};
+
+}  // namespace dev
+}  // namespace PL_NAMESPACE
+
+#endif
+#endif

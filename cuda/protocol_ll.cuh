@@ -1,0 +1,102 @@
+// ll ("low latency"): 64-bit words of 32 bits of data and a 32-bit tag, the low half of the epoch.
+//
+// Why it is right:
+// - A 64-bit aligned store is single-copy atomic in the PTX model and on every CPU here: a word whose tag matches holds
+//   that step's data. Nothing is assumed about the order of words, so no fence is needed between a writer's stores, and
+//   splitting or reordering a PCIe write cannot produce a mixed word.
+// - Two halves are enough, as for `flagged`: finishing step k+1 proves that every rank has finished reading step k.
+// - A tag is compared for equality and is never 0, the value of cleared memory (see next_epoch).
+// - A tag must not recur. A word that small messages do not reach keeps the tag of the last large one, and 2^32 steps
+//   later that tag is right again: stale data would be taken for new. So in two consecutive steps of every 2^30, which
+//   hit both halves, the half that the step does not use is cleared: no tag in a slab is older than 2^30 + 2 steps.
+//
+// Why nobody writes to the half being cleared, and why block 0 alone suffices: step k uses half k & 1. The other half
+// was last written in step k-1; all of those words were awaited, hence landed, before this rank finished step k-1. The
+// next to write there is a peer in step k+1, and it must have finished step k first: all blocks of its launch. Some
+// piece of the tile is not empty, and its chunk 0 belongs to block 0 on every rank. Its result depends on every rank's
+// input, and what this rank contributes to chunk 0 leaves through its own block 0, after the clear and the fence. So
+// without block 0's sends no peer finishes step k, whatever the other blocks have sent.
+#ifndef PEERLANE_PROTOCOL_LL_CUH
+#define PEERLANE_PROTOCOL_LL_CUH
+
+#include "wait.cuh"
+
+namespace PL_NAMESPACE {
+
+struct Ll {
+  static constexpr bool BULK = false, WHOLE = true, REARMS = false;
+
+  // Two neighbours of different parity. Neither is skipped by next_epoch, which skips only the residues 0 and 1.
+  static constexpr uint64_t CLEAR_PERIOD = uint64_t(1) << 30;
+  static constexpr uint64_t CLEAR_AT = CLEAR_PERIOD - 2;
+  static_assert((CLEAR_AT & 1) != ((CLEAR_AT + 1) & 1), "the two steps clear both halves");
+  static_assert(CLEAR_AT > 1 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
+
+  static PL_FN void prepare(const Step& s) {
+    if ((s.epoch & (CLEAR_PERIOD - 1)) < CLEAR_AT || dev::block() != 0) return;
+    const pl_geometry& g = s.a.geo;
+    char* half = slab(s, s.a.table.rank) + g.data + (~s.epoch & 1) * g.half_bytes;
+    for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.half_bytes;
+         at += uint64_t(dev::threads()) * 16)
+      dev::post_2x64(half + at, 0, 0);
+    // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
+    dev::fence_system();
+    dev::sync_block();
+  }
+
+  static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
+
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
+                        bool wide) {
+    const uint32_t words = wide ? 8 : 4;
+    const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
+    char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 8);
+    for (uint32_t j = 0; j < span.packs; ++j)
+      PL_EACH for (uint32_t w = 0; w < 8; w += 2)
+        if (w < words)
+          dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w),
+                         tag | raw.word(j * words + w + 1));
+  }
+  static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
+  static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
+
+  template <uint32_t K, bool WIDE>
+  static PL_FN bool gather(Step& s, uint32_t item0, uint32_t items, const Span& span,
+                           dev::Raw (&raw)[K]) {
+    const uint32_t tag = uint32_t(s.epoch);
+    uint32_t missing = 0;
+    return await(
+        s,
+        [&] {
+          missing = 0;
+          PL_EACH for (uint32_t k = 0; k < K; ++k) {
+            const pl_item& it = s.a.table.item[item0 + (k < items ? k : 0)];
+            const bool on = k < items && it.from < PL_MAX_RANKS;
+            const uint32_t words = WIDE && it.wire_f32 ? 8 : 4;
+            const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 8);
+            if (on) raw[k].own();
+            uint32_t wrong = 0;
+            for (uint32_t j = 0; j < span.packs; ++j)
+              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2) {
+                const bool use = on && w < words;
+                uint64_t x = 0, y = 0;
+                dev::poll_2x64(p + (j * words + w) * 8, x, y, use);
+                if (use) {
+                  raw[k].set_word(j * words + w, uint32_t(x));
+                  raw[k].set_word(j * words + w + 1, uint32_t(y));
+                  wrong |= (uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag);
+                }
+              }
+            missing |= uint32_t(wrong != 0) << k;
+          }
+          return missing == 0;
+        },
+        [&] { return uint32_t(s.a.table.item[item0 + dev::lowest_bit(missing)].from); });
+  }
+  template <uint32_t K, bool WIDE>
+  static PL_FN void consumed(const Step&, uint32_t, uint32_t, const Span&) {}
+};
+
+}  // namespace PL_NAMESPACE
+
+#endif

@@ -1,0 +1,99 @@
+// sentinel: 32-bit words of floats; a word of all ones means "not written yet".
+//
+// Why it is right:
+// - A 32-bit aligned store is atomic in every model (PTX, PCIe, CPUs), and every word proves its own arrival, so no
+//   order among words is needed: no fence, no flag, once the bytes.
+// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another NaN
+//   in its place: 0x7fff7fff or 0x7fffffff. Sent as it is, the word would never arrive: a hang. For f64 and integers all
+//   ones is a number, so the protocol refuses them.
+// - Every word of a pack is written, the tail padded with zeros: a reader polls whole packs, and an unwritten tail word
+//   would hang it. 0 is not the sentinel.
+// - The reader re-arms each word it has read before it ends the step. Left in place, the word would be taken for the
+//   data of step k+2. That write of step k+2 comes from a rank that has finished step k+1, so after this rank's step k:
+//   a re-arm can never erase it. (In host memory that needs the fence at the step's end, see step.cuh.)
+// - A fold that only awaits polls without re-arming: the words stay for the fold that consumes them. A slot is consumed
+//   by one fold only; a second would wait for ever.
+#ifndef PEERLANE_PROTOCOL_SENTINEL_CUH
+#define PEERLANE_PROTOCOL_SENTINEL_CUH
+
+#include "wait.cuh"
+
+namespace PL_NAMESPACE {
+
+template <class D>
+struct Sentinel {
+  static_assert(D::WORDS_HAVE_NAN, "all ones must be a NaN of the type");
+  static constexpr bool BULK = false, WHOLE = true, REARMS = true;
+  static constexpr uint32_t UNWRITTEN = 0xffffffffu;
+
+  static PL_FN void prepare(const Step&) {}
+  static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
+
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
+                        bool wide) {
+    const uint32_t words = wide ? 8 : 4;
+    const uint32_t other = D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu;
+    char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 4);
+    for (uint32_t j = 0; j < span.packs; ++j)
+      PL_EACH for (uint32_t w = 0; w < 8; w += 4)
+        if (w < words) {
+          uint32_t v[4];
+          PL_EACH for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t x = raw.word(j * words + w + i);
+            v[i] = x == UNWRITTEN ? other : x;
+          }
+          dev::post_4x32(p + (j * words + w) * 4, v);
+        }
+  }
+  static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
+  static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
+
+  template <uint32_t K, bool WIDE>
+  static PL_FN bool gather(Step& s, uint32_t item0, uint32_t items, const Span& span,
+                           dev::Raw (&raw)[K]) {
+    uint32_t missing = 0;
+    return await(
+        s,
+        [&] {
+          missing = 0;
+          PL_EACH for (uint32_t k = 0; k < K; ++k) {
+            const pl_item& it = s.a.table.item[item0 + (k < items ? k : 0)];
+            const bool on = k < items && it.from < PL_MAX_RANKS;
+            const uint32_t words = WIDE && it.wire_f32 ? 8 : 4;
+            const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 4);
+            if (on) raw[k].own();
+            bool unwritten = false;
+            for (uint32_t j = 0; j < span.packs; ++j)
+              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4) {
+                const bool use = on && w < words;
+                uint32_t v[4] = {0, 0, 0, 0};
+                dev::poll_4x32(p + (j * words + w) * 4, v, use);
+                PL_EACH for (uint32_t i = 0; i < 4; ++i) {
+                  if (use) raw[k].set_word(j * words + w + i, v[i]);
+                  unwritten |= v[i] == UNWRITTEN;
+                }
+              }
+            missing |= uint32_t(unwritten) << k;
+          }
+          return missing == 0;
+        },
+        [&] { return uint32_t(s.a.table.item[item0 + dev::lowest_bit(missing)].from); });
+  }
+
+  template <uint32_t K, bool WIDE>
+  static PL_FN void consumed(const Step& s, uint32_t item0, uint32_t items, const Span& span) {
+    const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
+    PL_EACH for (uint32_t k = 0; k < K; ++k) {
+      if (k >= items) break;
+      const pl_item& it = s.a.table.item[item0 + k];
+      if (it.from >= PL_MAX_RANKS) continue;
+      const uint32_t bytes = WIDE && it.wire_f32 ? 32 : 16;
+      char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * bytes;
+      for (uint32_t at = 0; at < span.packs * bytes; at += 16) dev::post_4x32(p + at, armed);
+    }
+  }
+};
+
+}  // namespace PL_NAMESPACE
+
+#endif

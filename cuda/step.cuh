@@ -1,0 +1,144 @@
+// The frame of a step: may it start, which epoch is it, and what the last block does.
+#ifndef PEERLANE_STEP_CUH
+#define PEERLANE_STEP_CUH
+
+#include "wait.cuh"
+
+namespace PL_NAMESPACE {
+
+// The epoch after `e`. Its low 32 bits are the tag of `ll` and must not be 0, which is what cleared memory holds. From
+// ...ffffffff the counter skips ...00000000 and ...00000001 as well, and so goes from an odd value to an even one. Every
+// other step goes from e to e + 1. So consecutive epochs always differ in their lowest bit, and halves alternate.
+PL_FN uint64_t next_epoch(uint64_t e) { return uint32_t(e + 1) == 0 ? e + 3 : e + 1; }
+// A channel that was zeroed at creation starts at epoch 2, on all ranks alike.
+PL_FN uint64_t valid_epoch(uint64_t e) { return uint32_t(e) == 0 ? e + 2 : e; }
+
+// Fields of a mismatch, as bits of the record's `phase` (a mismatch is found before the first phase).
+constexpr uint32_t DIFFERS_COUNT = 1, DIFFERS_DTYPE = 2, DIFFERS_OP = 4, DIFFERS_ALGO = 8,
+                   DIFFERS_PROTO = 16, DIFFERS_CALL = 32;
+
+PL_FN pl_call* call_slot(const Step& s, uint32_t at, uint32_t of) {
+  return reinterpret_cast<pl_call*>(slab(s, at) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + of;
+}
+
+// Block 0 tells every peer what this rank is about to do, and compares. Ranks whose counts differ would otherwise wait
+// for packs that nobody sends, or add elements of one call to those of another. Two halves are enough for the same
+// reason as for data: this exchange too needs every rank, so finishing step k+1 proves that all have read step k's.
+PL_FN bool exchange_calls(Step& s) {
+  const pl_table& t = s.a.table;
+  const uint64_t types = uint64_t(s.a.dtype) | uint64_t(s.a.op) << 32;
+  const uint64_t path = uint64_t(s.a.algo) | uint64_t(s.a.proto) << 32;
+  for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
+    if (p == t.rank) continue;
+    pl_call* c = call_slot(s, p, t.rank);
+    dev::post_64(&c->count, s.a.count);
+    dev::post_64(&c->dtype, types);
+    dev::post_64(&c->algo, path);
+    dev::post_64(&c->call, s.a.call);
+    dev::flag_release(&c->tag, s.epoch);
+  }
+  for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
+    if (p == t.rank) continue;
+    const pl_call* c = call_slot(s, t.rank, p);
+    if (!await(s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))
+      return false;
+    const uint64_t x = dev::poll_64(&c->dtype) ^ types, y = dev::poll_64(&c->algo) ^ path;
+    s.differs = 0;
+    if (dev::poll_64(&c->count) != s.a.count) s.differs |= DIFFERS_COUNT;
+    if (uint32_t(x)) s.differs |= DIFFERS_DTYPE;
+    if (x >> 32) s.differs |= DIFFERS_OP;
+    if (uint32_t(y)) s.differs |= DIFFERS_ALGO;
+    if (y >> 32) s.differs |= DIFFERS_PROTO;
+    if (dev::poll_64(&c->call) != s.a.call) s.differs |= DIFFERS_CALL;
+    if (s.differs) {
+      s.reason = PL_REASON_MISMATCH;
+      s.peer = p;
+      return false;
+    }
+  }
+  return true;
+}
+
+enum class Entry : uint32_t { Run, Refused };
+
+// Every block enters here. The sticky word comes first: a replay after abort or destroy touches nothing.
+// Then the owner word: the first block of a launch claims the channel, the others find their own id. A block that finds
+// another id never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it makes the
+// error sticky on all ranks, and the launch it met finds that at its next look.
+// The epoch is read from the channel, once per block, and only the last block advances it, after all have read it.
+PL_FN Entry begin(Step& s) {
+  uint64_t epoch = 0;
+  if (dev::tid() == 0 && dev::local_load32(&s.a.state->abort) == PL_REASON_NONE) {
+    const uint64_t id = dev::launch_id(s.a);
+    const uint64_t owner = dev::claim(&s.a.channel->owner, id);
+    epoch = valid_epoch(dev::local_load64(&s.a.channel->epoch));
+    if (owner != 0 && owner != id) {
+      s.epoch = epoch;
+      s.reason = PL_REASON_CONCURRENT;
+      s.peer = s.a.table.rank;
+      give_up(s);
+      epoch = 0;
+    }
+  }
+  s.epoch = dev::share(epoch);
+  return s.epoch == 0 ? Entry::Refused : Entry::Run;
+}
+
+template <class D>
+PL_FN void fill_range(const Step& s, const Range& r) {
+  each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
+    dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
+    const uint32_t n = extent<D>(span);
+    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, D::FAILED);
+    out.flush();
+    return true;
+  });
+}
+
+// NaN (integers: zero) over the packs of this block. Not over more: with input == output another block may still be
+// sending from there, and its peers would take the fill for data.
+template <class D>
+PL_FN void fill_own(const Step& s) {
+  const uint64_t chunks = most_chunks(s);
+  for (uint32_t p = 0; p < s.a.table.pieces; ++p)
+    for (uint64_t c = dev::block(); c < chunks; c += dev::blocks())
+      fill_range<D>(s, chunk_of(s, p, c));
+}
+
+// Every block that began ends here, with its own verdict. The last one fills the whole output if any block failed (all
+// others are done, so nobody reads it any more), or else advances the epoch; a failed step advances nothing, and the
+// sticky word keeps every later launch from using the channel.
+template <class D>
+PL_FN void end(Step& s, bool ok, bool rearmed) {
+  if (!ok) give_up(s);
+  const bool failed = dev::any_in_block(!ok);
+  if (failed) fill_own<D>(s);
+  // Words that this rank has re-armed in host memory travel there as posted writes, which nothing orders with a peer's
+  // next write to the same word from another device. Without the fence a late re-arm could erase data: a hang.
+  if (rearmed && (dev::HOST || s.a.host_staged)) dev::fence_system();
+  dev::sync_block();
+  uint64_t last = 0;
+  if (dev::tid() == 0) {
+    if (failed) dev::local_store32(&s.a.channel->failed, 1);
+    if (dev::arrive(&s.a.channel->arrived))
+      last = dev::local_load32(&s.a.channel->failed) ? 2 : 1;
+  }
+  last = dev::share(last);
+  if (last == 0) return;
+  if (last == 2 && dev::blocks() > 1) {
+    Range all;
+    all.piece0 = all.first = 0;
+    all.last = s.packs;
+    fill_range<D>(s, all);
+  }
+  if (dev::tid() == 0) {
+    if (last == 1) dev::local_store64(&s.a.channel->epoch, next_epoch(s.epoch));
+    dev::local_store32(&s.a.channel->arrived, 0);
+    // A release: the next owner of the channel reads the epoch after it claims this word.
+    dev::local_release64(&s.a.channel->owner, 0);
+  }
+}
+
+}  // namespace PL_NAMESPACE
+
+#endif

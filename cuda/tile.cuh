@@ -1,0 +1,121 @@
+// Where things are: the step's constants, a piece's chunks, the packs of a thread, addresses in slabs.
+#ifndef PEERLANE_TILE_CUH
+#define PEERLANE_TILE_CUH
+
+#include "dtype.cuh"
+
+namespace PL_NAMESPACE {
+
+// One launch on one thread: constants, and why it gave up if it did.
+struct Step {
+  const pl_args& a;
+  uint64_t epoch;
+  uint64_t packs;   // of the tile
+  uint32_t phase;   // of the table, for the record
+  uint32_t reason;  // this thread's own verdict; 0: none, or it only follows somebody else's
+  uint32_t peer;    // whom the verdict is about
+  uint32_t differs; // of a mismatch: a bit per field, see step.cuh
+
+  PL_FN explicit Step(const pl_args& args)
+      : a(args), epoch(0), packs(0), phase(0), reason(0), peer(0), differs(0) {}
+};
+
+// Packs [first, last) of a piece; `piece0` is where the piece starts in the tile.
+struct Range {
+  uint64_t piece0, first, last;
+  PL_FN bool empty() const { return first >= last; }
+};
+
+// Packs that one thread handles at once.
+struct Span {
+  uint64_t in_piece, in_tile;
+  uint32_t packs, elems, bytes;  // elems and bytes without the padding of a short last pack
+};
+
+PL_FN uint64_t cut(const Step& s, uint32_t p) {
+  return s.packs * s.a.table.cut_num[p] / s.a.table.cut_den;
+}
+
+PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
+  Range r;
+  r.piece0 = cut(s, piece);
+  const uint64_t size = cut(s, piece + 1) - r.piece0;
+  r.first = chunk * s.a.chunk_packs;
+  r.last = r.first + s.a.chunk_packs < size ? r.first + s.a.chunk_packs : size;
+  return r;
+}
+
+// An upper bound of the chunks of any piece: the floors in two cuts move a piece's size by less than one pack.
+PL_FN uint64_t most_chunks(const Step& s) {
+  uint32_t widest = 0;
+  for (uint32_t p = 0; p < s.a.table.pieces; ++p) {
+    const uint32_t w = s.a.table.cut_num[p + 1] - s.a.table.cut_num[p];
+    widest = w > widest ? w : widest;
+  }
+  const uint64_t size = s.packs * widest / s.a.table.cut_den + 1;
+  return (size + s.a.chunk_packs - 1) / s.a.chunk_packs;
+}
+
+// Pack j of a piece belongs to the same thread in every phase: block b takes chunks b, b + blocks, ..., its threads take
+// turns inside. So what a phase reads of the scratch or the output was written by the same thread, and phases need no
+// synchronisation among threads.
+template <class D, class F>
+PL_FN bool each_span(const Step& s, const Range& r, uint32_t width, F f) {
+  constexpr uint32_t E = elements<D>();
+  for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last;
+       j += uint64_t(dev::threads()) * width) {
+    Span span;
+    span.in_piece = j;
+    span.in_tile = r.piece0 + j;
+    span.packs = dev::STRIP == 1 ? 1 : uint32_t(r.last - j < width ? r.last - j : width);
+    const uint64_t left = s.a.count - span.in_tile * E;
+    span.elems = uint32_t(left < uint64_t(span.packs) * E ? left : uint64_t(span.packs) * E);
+    span.bytes = span.elems * uint32_t(sizeof(typename D::T));
+    if (!f(span)) return false;
+  }
+  return true;
+}
+
+// How many elements a loop over a strip visits: on a GPU the constant of a pack (a short tail is padded), on a CPU what
+// is there.
+template <class D>
+PL_FN uint32_t extent(const Span& span) {
+  return dev::STRIP == 1 ? elements<D>() : span.elems;
+}
+// The same, padding included, for strips that travel as whole packs.
+template <class D>
+PL_FN uint32_t whole_extent(const Span& span) {
+  return dev::STRIP == 1 ? elements<D>() : span.packs * elements<D>();
+}
+
+// Bytes of a pack as accumulators: only 16-bit floats widen.
+template <class D>
+constexpr PL_FN uint32_t partial_pack_bytes() {
+  return D::SHORT_FLOAT ? 32 : 16;
+}
+
+PL_FN char* slab(const Step& s, uint32_t rank) { return reinterpret_cast<char*>(s.a.base[rank]); }
+
+PL_FN char* slot_data(const Step& s, uint32_t rank, uint32_t slot) {
+  const pl_geometry& g = s.a.geo;
+  return slab(s, rank) + g.data + (s.epoch & 1) * g.half_bytes + slot * g.slot_bytes;
+}
+PL_FN char* slot_flag(const Step& s, uint32_t rank, uint32_t slot, uint64_t chunk) {
+  const pl_geometry& g = s.a.geo;
+  return slab(s, rank) + g.flags + (s.epoch & 1) * g.flags_half_bytes +
+         (uint64_t(slot) * g.flag_chunks + chunk) * 64;
+}
+PL_FN const char* input_at(const Step& s, uint64_t pack) {
+  return static_cast<const char*>(s.a.input) + pack * PL_PACK_BYTES;
+}
+PL_FN char* output_at(const Step& s, uint64_t pack) {
+  return static_cast<char*>(s.a.output) + pack * PL_PACK_BYTES;
+}
+template <class D>
+PL_FN char* partial_at(const Step& s, uint64_t pack) {
+  return static_cast<char*>(s.a.partial) + pack * partial_pack_bytes<D>();
+}
+
+}  // namespace PL_NAMESPACE
+
+#endif

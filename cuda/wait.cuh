@@ -1,0 +1,128 @@
+// The one bounded wait, and what a rank does when it gives up.
+#ifndef PEERLANE_WAIT_CUH
+#define PEERLANE_WAIT_CUH
+
+#include "tile.cuh"
+
+namespace PL_NAMESPACE {
+
+// Between two looks at the abort word, the records and the clock. A failed poll costs a fraction of a microsecond, so a
+// look comes soon enough to end a wait, and its dozen loads stay off the path of data that is about to arrive.
+constexpr uint32_t POLLS_PER_LOOK = 256;
+
+enum class Look { KeepWaiting, Stop, Expired };
+
+PL_FN char* record_slot(const Step& s, uint32_t at, uint32_t of) {
+  return slab(s, at) + s.a.geo.records + of * sizeof(pl_record);
+}
+
+PL_FN uint64_t record_word(const pl_record& r, uint32_t i) {
+  switch (i) {
+    case 0: return uint64_t(r.reason) | uint64_t(r.rank) << 32;
+    case 1: return uint64_t(r.peer) | uint64_t(r.phase) << 32;
+    case 2: return r.step;
+    case 3: return r.bytes;
+    case 4: return uint64_t(r.dtype) | uint64_t(r.op) << 32;
+    default: return r.count;
+  }
+}
+constexpr uint32_t RECORD_WORDS = 6;
+static_assert(sizeof(pl_record) == 8 * (RECORD_WORDS + 1), "a record is its words and `valid`");
+static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes last");
+
+// The first peer with a record in this rank's slab, or n.
+PL_FN uint32_t who_gave_up(const Step& s) {
+  const pl_table& t = s.a.table;
+  for (uint32_t p = 0; p < t.n; ++p)
+    if (p != t.rank &&
+        dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1)
+      return p;
+  return t.n;
+}
+
+PL_FN Look look(const Step& s, uint64_t& start) {
+  if (dev::local_load32(&s.a.state->abort) != PL_REASON_NONE) return Look::Stop;
+  if (who_gave_up(s) < s.a.table.n) return Look::Stop;
+  const uint64_t now = dev::now_ns();
+  if (start == 0) {
+    start = now;
+    return Look::KeepWaiting;
+  }
+  return now - start >= s.a.deadline_ns ? Look::Expired : Look::KeepWaiting;
+}
+
+// Polls until `poll()` is true. Every spin of every kernel is this loop, so every spin ends: false after the deadline,
+// or when this rank's abort word or a peer's record says that the step cannot finish.
+//
+// After such a word it polls once more and takes what is there: a rank whose data had all arrived finishes the step, so
+// ranks differ by at most the step in which the fault arose, and a rank that is done never turns good data into NaN.
+// `peer()` names whom it waits for, and is called only when the deadline has passed.
+template <class Poll, class Peer>
+PL_FN bool await(Step& s, Poll poll, Peer peer) {
+  uint64_t start = 0;
+  Look seen = Look::KeepWaiting;
+  for (uint32_t spins = 1;; ++spins) {
+    if (poll()) return true;
+    if (seen != Look::KeepWaiting) break;
+    dev::pause(s.a.yield);
+    if (spins % POLLS_PER_LOOK == 0) seen = look(s, start);
+  }
+  if (seen == Look::Expired) {
+    s.reason = PL_REASON_DEADLINE;
+    s.peer = peer();
+  }
+  return false;
+}
+
+// Writes the sticky state, once: the first reason stays. The claim of `abort` decides among threads, blocks and the
+// host; whoever reads `abort` first may have to wait a moment for `record.valid`.
+PL_FN bool claim_state(const Step& s, uint32_t reason) {
+  return dev::claim(&s.a.state->abort, reason) == PL_REASON_NONE;
+}
+
+// This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it has
+// mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
+PL_FN void give_up(Step& s) {
+  const pl_table& t = s.a.table;
+  if (s.reason == PL_REASON_NONE) {
+    const uint32_t p = who_gave_up(s);
+    if (p == t.n) return;  // this rank's abort word was set already
+    const char* from = record_slot(s, t.rank, p);
+    if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
+    char* to = reinterpret_cast<char*>(&s.a.state->record);
+    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
+    dev::flag_release(to + 8 * RECORD_WORDS, 1);
+    return;
+  }
+  if (!claim_state(s, s.reason)) return;
+  pl_record r;
+  r.reason = s.reason;
+  r.rank = t.rank;
+  r.peer = s.peer;
+  r.phase = s.reason == PL_REASON_MISMATCH ? s.differs : s.phase;
+  r.step = s.epoch;
+  r.dtype = s.a.dtype;
+  r.op = s.a.op;
+  r.count = s.a.count;
+  if (s.reason == PL_REASON_MISMATCH) {
+    const pl_call* theirs = reinterpret_cast<const pl_call*>(slab(s, t.rank) + s.a.geo.calls) +
+                            (s.epoch & 1) * PL_MAX_RANKS + s.peer;
+    const uint64_t types = dev::poll_64(&theirs->dtype);
+    r.count = dev::poll_64(&theirs->count);
+    r.dtype = uint32_t(types);
+    r.op = uint32_t(types >> 32);
+  }
+  constexpr uint32_t SIZE[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+  r.bytes = s.a.count * SIZE[s.a.dtype];
+  for (uint32_t p = 0; p <= t.n; ++p) {  // the last round is the rank's own state
+    if (p == t.rank) continue;
+    char* to = p < t.n ? record_slot(s, p, t.rank) : reinterpret_cast<char*>(&s.a.state->record);
+    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
+    // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.
+    dev::flag_release(to + 8 * RECORD_WORDS, 1);
+  }
+}
+
+}  // namespace PL_NAMESPACE
+
+#endif

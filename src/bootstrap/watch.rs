@@ -1,0 +1,305 @@
+//! Liveness: one thread per communicator that notices when a rank dies and carries errors between the ranks.
+//!
+//! The root cause must win. When rank A dies and rank B gives up because of it and exits, rank C may find A's end
+//! of file, B's message and B's end of file in any order. So a rank tells the others what it learned before it acts on
+//! it, and the thread reads all messages that have arrived before it takes any end of file for a death.
+
+use super::fork::{Fd, Owner};
+use super::mesh::Peer;
+use super::socket::{after, eventfd, explain, notify, readable, wait};
+use super::wire::{encode, Message, Process};
+use crate::error::{Error, Result};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{sync_channel, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// After a rank's end of file, how long its process may take to be gone entirely. Asked only where the process hosts
+/// several ranks, to tell the death of the process from that of one rank.
+const UNTIL_GONE: Duration = Duration::from_millis(200);
+/// Most bytes of a message: one fits the empty buffer of a socket, so that telling never waits.
+const MAX_MESSAGE: usize = 32 << 10;
+
+type OnFailure = Box<dyn Fn(Error) + Send>;
+
+/// What the caller's threads and the watching thread share. The lock is never held while waiting for a peer to act.
+struct Shared {
+    rank: usize,
+    stop: Fd,
+    stopping: AtomicBool,
+    gone: Vec<AtomicBool>,
+    state: Mutex<State>,
+}
+
+struct State {
+    peers: Vec<Option<Peer>>,
+    /// The ranks that said goodbye.
+    left: Vec<bool>,
+    /// The first error this rank knows of, from outside or from its own `tell`.
+    failed: Option<Error>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_gone(&self, rank: usize) -> bool {
+        self.gone.get(rank).is_some_and(|gone| gone.load(Ordering::Acquire))
+    }
+
+    fn broadcast(&self, state: &State, message: &Message) {
+        for (rank, peer) in state.peers.iter().enumerate() {
+            if let (Some(peer), false) = (peer, self.is_gone(rank)) {
+                // One that cannot be told has ended, or does not read and is found out by its own silence.
+                let _ = peer.link.send(message, &[], Instant::now());
+            }
+        }
+    }
+
+    /// Takes `error` for the communicator's if it is the first one, and tells the others.
+    fn fail(&self, state: &mut State, error: &Error) -> bool {
+        if state.failed.is_some() {
+            return false;
+        }
+        let error = bounded(error);
+        self.broadcast(state, &Message::Failed(error.clone()));
+        state.failed = Some(error);
+        true
+    }
+}
+
+/// The error itself, or the beginning of its text if it is too long to be sent.
+fn bounded(error: &Error) -> Error {
+    match encode(error) {
+        Ok(bytes) if bytes.len() < MAX_MESSAGE / 2 => error.clone(),
+        _ => Error::Internal(error.to_string().chars().take(1000).collect()),
+    }
+}
+
+/// A rank's watch over the others, from [`Mesh::watch`](crate::bootstrap::Mesh::watch) to the goodbye.
+///
+/// Dropping it says goodbye, unless the thread that drops it is panicking: then the others see a death. In a forked
+/// child it does nothing.
+pub struct Watch {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    owner: Owner,
+}
+
+/// A thread that has yet to be told whom to watch. Dropping it ends the thread.
+pub(super) struct Starting {
+    rank: usize,
+    stop: Fd,
+    send: SyncSender<(Arc<Shared>, Vec<Process>)>,
+    thread: JoinHandle<()>,
+}
+
+/// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
+pub(super) fn start(rank: usize, on_failure: OnFailure) -> Result<Starting> {
+    let stop = eventfd().map_err(|e| explain("eventfd", &e))?;
+    let (send, receive) = sync_channel::<(Arc<Shared>, Vec<Process>)>(1);
+    let work = move || {
+        if let Ok((shared, members)) = receive.recv() {
+            Watcher { shared: &shared, members: &members, on_failure: &on_failure }.run();
+        }
+    };
+    let spawn = || std::thread::Builder::new().name("peerlane-watch".into()).spawn(work);
+    let thread = without_signals(spawn).map_err(|e| Error::os("pthread_create", &e))?;
+    Ok(Starting { rank, stop, send, thread })
+}
+
+/// Runs `spawn` with all signals blocked, which the new thread inherits: the application's handlers run on its own
+/// threads only.
+fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are initialised by the calls before they are read; restoring the mask that was there is always
+    // allowed.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        let mut old = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        let changed = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old) == 0;
+        let result = spawn();
+        if changed {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
+        }
+        result
+    }
+}
+
+impl Starting {
+    pub(super) fn go(self, peers: Vec<Option<Peer>>, members: Vec<Process>) -> Watch {
+        let shared = Arc::new(Shared {
+            rank: self.rank,
+            stop: self.stop,
+            stopping: AtomicBool::new(false),
+            gone: peers.iter().map(|_| AtomicBool::new(false)).collect(),
+            state: Mutex::new(State { left: vec![false; peers.len()], peers, failed: None }),
+        });
+        // The channel has room and the thread holds its other end, so this cannot fail.
+        let _ = self.send.send((shared.clone(), members));
+        Watch { shared, thread: Mutex::new(Some(self.thread)), owner: Owner::current() }
+    }
+}
+
+impl Watch {
+    /// Tells all ranks that the communicator has failed with `error`. The first error a rank learns of is its error for
+    /// good: if this rank knows one already, nothing is sent. Returns once the message is in the sockets, so the
+    /// process may end right afterwards.
+    pub fn tell(&self, error: &Error) {
+        if self.owner.is_current() {
+            self.shared.fail(&mut self.shared.state(), error);
+        }
+    }
+
+    /// Whether `rank` has said goodbye or is dead: either way it uses nothing of this rank's any more.
+    pub fn gone(&self, rank: usize) -> bool {
+        self.shared.is_gone(rank)
+    }
+
+    /// The first error this rank knows of, whether it came from outside or from [`Watch::tell`].
+    pub fn failure(&self) -> Option<Error> {
+        self.owner.is_current().then(|| self.shared.state().failed.clone()).flatten()
+    }
+
+    /// Tells all ranks that this one is done, ends the thread and closes the sockets. Doing it again does nothing.
+    pub fn goodbye(&self) {
+        self.end(Some(&Message::Goodbye));
+    }
+
+    fn end(&self, last_words: Option<&Message>) {
+        if !self.owner.is_current() || self.shared.stopping.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(message) = last_words {
+            self.shared.broadcast(&self.shared.state(), message);
+        }
+        notify(&self.shared.stop);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The callback may hold the last reference to the watch: a thread does not wait for itself.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+        self.shared.state().peers.clear();
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.owner.is_current() {
+            let goodbye = (!std::thread::panicking()).then_some(&Message::Goodbye);
+            self.end(goodbye);
+        } else if let Ok(thread) = self.thread.get_mut() {
+            // That thread does not exist in a forked child; its handle must not be touched.
+            std::mem::forget(thread.take());
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").field("rank", &self.shared.rank).finish_non_exhaustive()
+    }
+}
+
+struct Watcher<'a> {
+    shared: &'a Shared,
+    members: &'a [Process],
+    on_failure: &'a OnFailure,
+}
+
+impl Watcher<'_> {
+    fn run(&self) {
+        loop {
+            let mut fds = vec![readable(self.shared.stop.as_raw_fd())];
+            for (rank, peer) in self.shared.state().peers.iter().enumerate() {
+                if let (Some(peer), false) = (peer, self.shared.is_gone(rank)) {
+                    fds.extend(peer.poll_set());
+                }
+            }
+            let polled = wait(&mut fds, None);
+            if fds[0].revents != 0 || self.is_stopping() {
+                return;
+            }
+            let blind = polled.is_err();
+            let failure = match polled {
+                Ok(_) => self.look_around(),
+                Err(error) => {
+                    self.shared.fail(&mut self.shared.state(), &error).then_some(error)
+                }
+            };
+            if let (Some(error), false) = (failure, self.is_stopping()) {
+                (self.on_failure)(error);
+            }
+            if blind {
+                return;
+            }
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.shared.stopping.load(Ordering::Acquire)
+    }
+
+    /// Reads what has arrived. The communicator's error, if this is its first and it came from outside.
+    fn look_around(&self) -> Option<Error> {
+        let mut guard = self.shared.state();
+        let state = &mut *guard;
+        let mut said = None;
+        let mut dead = Vec::new();
+        for (rank, peer) in state.peers.iter_mut().enumerate() {
+            let Some(peer) = peer else { continue };
+            if self.shared.is_gone(rank) {
+                continue;
+            }
+            // Asked before reading: what it said before it ended is then in the socket.
+            let ended = peer.has_exited();
+            peer.link.fill();
+            let left = loop {
+                match peer.link.next(MAX_MESSAGE) {
+                    Ok(None) => break false,
+                    Ok(Some((Message::Goodbye, _))) => break true,
+                    Ok(Some((Message::Failed(error), _))) => said = said.or(Some(error)),
+                    Ok(Some((other, _))) => {
+                        let text = format!("rank {rank} sent {other:?} to the watch");
+                        said = said.or(Some(Error::Internal(text)));
+                    }
+                    Err(error) => {
+                        // Nothing after this can be understood, so the rank is as good as dead.
+                        said = said.or(Some(error));
+                        break true;
+                    }
+                }
+            };
+            if left || ended || peer.link.is_over() {
+                state.left[rank] = left;
+                if !left {
+                    dead.push(rank);
+                }
+                self.shared.gone[rank].store(true, Ordering::Release);
+            }
+        }
+        let error = said.or_else(|| {
+            dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })
+        })?;
+        self.shared.fail(state, &error).then_some(error)
+    }
+
+    /// The rank to name for the death of `rank`: the lowest of its process if the whole process is gone, so that all
+    /// survivors name the same one whichever socket closed first.
+    fn culprit(&self, state: &State, rank: usize) -> usize {
+        let process = self.members.get(rank);
+        let lives_there = |other: &usize| self.members.get(*other) == process;
+        let several = (0..self.members.len()).filter(lives_there).count() > 1;
+        let peer = state.peers.get(rank).and_then(Option::as_ref);
+        if several && peer.is_some_and(|peer| peer.exits_before(after(UNTIL_GONE))) {
+            (0..state.left.len()).filter(lives_there).find(|&r| !state.left[r]).unwrap_or(rank)
+        } else {
+            rank
+        }
+    }
+}

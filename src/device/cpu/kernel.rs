@@ -1,0 +1,82 @@
+//! The kernels as the CPU device runs them: the same source as on a GPU, compiled by the host's compiler.
+
+use crate::error::{Error, Result};
+use crate::launch::pl_args;
+use crate::types::{DType, Op, Protocol, MAX_RANKS};
+
+extern "C" {
+    fn pl_host_all_reduce(args: *const pl_args);
+}
+
+/// Most values that a fold may keep beside the operand in hand while it walks its items in postfix order (an item with
+/// merges takes the place of a push). Kernels keep that many accumulators in registers.
+pub const FOLD_STACK: usize = 6;
+
+/// Most packs of a chunk: its bytes, widened to fp32, are counted in 32 bits.
+pub const MAX_CHUNK_PACKS: u32 = 1 << 24;
+
+/// Bytes of scratch (`pl_args::partial`) for a step of `count` elements: whole packs of accumulators, so that 16-bit
+/// floats take 32 bytes a pack and all other types 16. A schedule that keeps no partials needs none.
+pub const fn partial_bytes(dtype: DType, count: u64) -> u64 {
+    let per_pack = (crate::types::PACK_BYTES / dtype.size()) as u64;
+    count.div_ceil(per_pack) * per_pack * dtype.acc_size() as u64
+}
+
+/// Runs one step for one rank on the calling thread, and returns when it has finished or given up.
+///
+/// A step that gives up is no error here: it has filled its output and set `pl_state`, which the caller looks at.
+///
+/// # Errors
+/// `args` names a combination that no kernel exists for, or breaks a limit; nothing has been touched then.
+///
+/// # Safety
+/// - `args.table` has passed the checker, with at most [`FOLD_STACK`] values on the stack of any fold.
+/// - `args.base` holds, for every rank of the table, the address of a slab at least as large as `args.geo` reaches with
+///   the table's slots, mapped for reading and writing, aligned to 64 bytes, and armed for the protocol (`sentinel`: all
+///   ones, others: zero) before any rank's first step.
+/// - `args.state` and `args.channel` live as long as the call; only this rank's launches and its host touch them.
+/// - `args.input` can be read and `args.output` written for `args.count` elements; they are the same or do not overlap.
+/// - `args.partial` can be written for [`partial_bytes`], is aligned to 16 bytes, and belongs to this channel alone.
+/// - Each piece fits its slot: `slot_bytes` is at least the piece's packs times 16 (32 where it travels as fp32), twice
+///   that for `ll`; `flag_chunks` is at least the piece's packs divided by `chunk_packs`, rounded up.
+pub unsafe fn all_reduce(args: &pl_args) -> Result<()> {
+    check(args)?;
+    // SAFETY: the caller vouches for every address in `args` and for the table; `check` has just refused whatever the
+    // kernels have no code for.
+    unsafe { pl_host_all_reduce(args) };
+    Ok(())
+}
+
+fn check(args: &pl_args) -> Result<()> {
+    let dtype = DType::from_raw(args.dtype)?;
+    Op::from_raw(args.op)?;
+    let protocol = Protocol::from_raw(args.proto)?;
+    if protocol == Protocol::Sentinel && !dtype.has_sentinel() {
+        return Err(Error::Unsupported(format!(
+            "protocol sentinel cannot carry {dtype}: a word of all ones is a number there; use ll or flagged"
+        )));
+    }
+    let table = &args.table;
+    if table.pull != 0 && protocol != Protocol::Flagged {
+        return Err(Error::Unsupported(format!(
+            "protocol {protocol} cannot pull, it polls the words themselves; use flagged"
+        )));
+    }
+    let internal = |what: String| Err(Error::Internal(format!("kernel arguments: {what}")));
+    if table.n == 0 || table.n as usize > MAX_RANKS || table.rank >= table.n {
+        return internal(format!("rank {} of {}", table.rank, table.n));
+    }
+    if table.pieces == 0 || table.cut_den == 0 {
+        return internal(format!("{} pieces over {}", table.pieces, table.cut_den));
+    }
+    if args.chunk_packs == 0 || args.chunk_packs > MAX_CHUNK_PACKS {
+        return internal(format!(
+            "chunk_packs is {}, must be 1 to {MAX_CHUNK_PACKS}",
+            args.chunk_packs
+        ));
+    }
+    if args.launch == 0 {
+        return internal("launch id 0 means idle".into());
+    }
+    Ok(())
+}

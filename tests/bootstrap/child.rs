@@ -1,0 +1,172 @@
+//! What a rank in a process of its own does.
+
+use crate::support::{clock, LONG};
+use peerlane::bootstrap::{Mesh, UniqueId, Watch};
+use peerlane::{Error, Result};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// The places at which a rank can be made to die.
+pub const PLACES: [&str; 5] = ["alpha", "handles", "omega", "watch", "work"];
+
+fn say(word: &str, rest: &str) {
+    // On a line of its own: the test harness leaves one open.
+    print!("\nPL {word} {rest}\n");
+    std::io::stdout().flush().unwrap();
+}
+
+fn kill_myself() -> ! {
+    say("killed", &clock().to_string());
+    // SAFETY: no memory is involved.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!()
+}
+
+fn null() -> OwnedFd {
+    std::fs::File::open("/dev/null").unwrap().into()
+}
+
+/// Not a test of its own: the body of a rank's process, given its task by the environment.
+#[test]
+fn rank() {
+    let Ok(task) = std::env::var("PL_TEST_TASK") else { return };
+    let id: UniqueId = std::env::var("PL_TEST_ID").unwrap().parse().unwrap();
+    let place = std::env::var("PL_TEST_RANK").unwrap();
+    let (rank, n) = place.split_once('/').unwrap();
+    let (rank, n): (usize, usize) = (rank.parse().unwrap(), n.parse().unwrap());
+    let words: Vec<&str> = task.split(' ').collect();
+    let outcome = match words[0] {
+        "die" => all_stages(&id, n, rank, words[1].parse().unwrap(), words[2]),
+        "limit" => limited(&id, n, rank, words[1].parse().unwrap(), words[2].parse().unwrap()),
+        "cycles" => cycles(words[1].parse().unwrap()),
+        other => panic!("unknown task {other}"),
+    };
+    match outcome {
+        Ok(()) => say("ok", "-"),
+        Err(error) => say("error", &error.to_string()),
+    }
+    say("ended", &clock().to_string());
+}
+
+/// Goes through set-up and then works for ever; rank `victim` dies at `place`, or does after set-up what `place` says.
+fn all_stages(id: &UniqueId, n: usize, rank: usize, victim: usize, place: &str) -> Result<()> {
+    let here = |now: &str| {
+        if (rank, now) == (victim, place) {
+            kill_myself();
+        }
+    };
+    say("started", "-");
+    let mut mesh = Mesh::connect(id, n, rank, LONG)?;
+    here("alpha");
+    mesh.all_gather("alpha", Ok(rank as u32))?;
+    here("handles");
+    mesh.exchange_fds("handles", Ok(vec![null()]))?;
+    here("omega");
+    mesh.vote("omega", Ok(()))?;
+    here("watch");
+    let (send, receive) = channel();
+    let watch = mesh.watch(Box::new(move |error| {
+        let _ = send.send(error);
+    }))?;
+    say("working", "-");
+    here("work");
+    if rank == victim {
+        leave(place, &watch);
+    }
+    match receive.recv_timeout(LONG) {
+        Ok(error) => {
+            // What a rank does in practice: it stops at once, without a goodbye, which must not be taken for the cause.
+            std::mem::forget(watch);
+            Err(error)
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+fn leave(place: &str, watch: &Watch) {
+    match place {
+        "fork" | "clone" => {
+            // SAFETY: the child makes no call but pause and close.
+            let child = unsafe {
+                if place == "fork" {
+                    libc::fork()
+                } else {
+                    libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32
+                }
+            };
+            if child == 0 {
+                // SAFETY: as above. The standard output is closed so that the test sees its end.
+                unsafe {
+                    libc::close(1);
+                    libc::alarm(30);
+                    libc::pause();
+                    libc::_exit(0);
+                }
+            }
+            say("child", &child.to_string());
+            kill_myself();
+        }
+        "exit" => {
+            say("killed", &clock().to_string());
+            std::process::exit(0);
+        }
+        "goodbye" => {
+            watch.goodbye();
+            std::process::exit(0);
+        }
+        "tell" => {
+            watch.tell(&Error::Device("the victim's own words".into()));
+            say("killed", &clock().to_string());
+            std::process::exit(0);
+        }
+        "work" => {}
+        other => panic!("unknown place {other}"),
+    }
+}
+
+/// Sets up with room for `room` more descriptors on rank `victim`.
+fn limited(id: &UniqueId, n: usize, rank: usize, victim: usize, room: u64) -> Result<()> {
+    if rank == victim {
+        let next = std::os::fd::AsRawFd::as_raw_fd(&null()) as u64;
+        let limit = libc::rlimit { rlim_cur: next + room, rlim_max: next + room };
+        // SAFETY: `limit` is readable.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    }
+    let mut mesh = Mesh::connect(id, n, rank, Duration::from_secs(4))?;
+    let mine = std::fs::File::open("/dev/null").map_err(|e| Error::os("open", &e));
+    mesh.exchange_fds("handles", mine.map(|file| vec![file.into()]))?;
+    let _watch = mesh.watch(Box::new(|_| ()))?;
+    Ok(())
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Creates and destroys communicators of 4 ranks in this process and counts what is open.
+fn cycles(times: usize) -> Result<()> {
+    let dir = crate::support::Dir::new();
+    let cycle = |fail: bool| {
+        let id = dir.id();
+        crate::support::threads(4, |rank| {
+            let mut mesh = Mesh::connect(&id, 4, rank, LONG).unwrap();
+            mesh.exchange_fds("handles", Ok(vec![null(), null()])).unwrap();
+            if fail {
+                let mine = if rank == 2 { Err(Error::Closed) } else { Ok(()) };
+                mesh.vote("fail", mine).unwrap_err();
+            } else {
+                let _watch = mesh.watch(Box::new(|_| ())).unwrap();
+            }
+        });
+    };
+    cycle(false);
+    let before = open_descriptors();
+    for i in 0..times {
+        cycle(i % 3 == 2);
+    }
+    say("descriptors", &format!("{before} {}", open_descriptors()));
+    dir.assert_empty();
+    Ok(())
+}

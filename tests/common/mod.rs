@@ -1,0 +1,7 @@
+//! What the tests share.
+
+#![allow(dead_code)]
+
+pub mod oracle;
+pub mod tables;
+pub mod world;
