@@ -1,5 +1,8 @@
 //! Where kernels run.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use crate::error::Result;
 
 /// An ordered queue of work of the CPU device.
