@@ -4,6 +4,7 @@
 use super::context::Context;
 use crate::error::{Error, Result};
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -12,10 +13,7 @@ const PAGE: usize = 4096;
 /// Shared host memory, mapped and registered with one device. Unregistered and unmapped when dropped.
 #[derive(Debug)]
 pub struct HostMemory {
-    context: Context,
-    /// Held to be dropped, before the mapping.
-    _registration: Registration,
-    mapping: HostMapping,
+    registered: Registered,
     device_ptr: u64,
 }
 
@@ -46,16 +44,12 @@ impl HostMemory {
         let flags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: the range is this mapping, which outlives the registration.
         unsafe { symbols.cuMemHostRegister_v2(host, mapping.bytes, flags) }?;
-        let registration = Registration { context: context.clone(), host };
+        let registered =
+            Registered { context: context.clone(), mapping: ManuallyDrop::new(mapping) };
         let mut device_ptr = 0;
         // SAFETY: writes one address; the memory is registered.
         unsafe { symbols.cuMemHostGetDevicePointer_v2(&mut device_ptr, host, 0) }?;
-        Ok(HostMemory {
-            context: context.clone(),
-            _registration: registration,
-            mapping,
-            device_ptr,
-        })
+        Ok(HostMemory { registered, device_ptr })
     }
 
     /// Its address for kernels of this context, and under unified addressing of every device of the process.
@@ -65,23 +59,23 @@ impl HostMemory {
 
     /// Its address for this process. Kernels and peers write to it at any time: read it with atomics or volatile loads.
     pub fn host_ptr(&self) -> NonNull<u8> {
-        self.mapping.address.cast()
+        self.registered.mapping.address.cast()
     }
 
     /// Its size, in whole pages.
     pub fn bytes(&self) -> usize {
-        self.mapping.bytes
+        self.registered.mapping.bytes
     }
 
     /// The descriptor to send to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
-        self.mapping.fd.as_fd()
+        self.registered.mapping.fd.as_fd()
     }
 
     /// Its context.
     pub fn context(&self) -> &Context {
-        &self.context
+        &self.registered.context
     }
 }
 
@@ -89,22 +83,24 @@ impl HostMemory {
 unsafe impl Send for HostMapping {}
 // SAFETY: as above.
 unsafe impl Sync for HostMapping {}
-// SAFETY: an address, given to the driver once more at the end.
-unsafe impl Send for Registration {}
-// SAFETY: as above.
-unsafe impl Sync for Registration {}
-
+/// A mapping that a device may use.
 #[derive(Debug)]
-struct Registration {
+struct Registered {
     context: Context,
-    host: *mut c_void,
+    mapping: ManuallyDrop<HostMapping>,
 }
 
-impl Drop for Registration {
+impl Drop for Registered {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: registered once, unregistered once, before the unmapping.
-            let _ = unsafe { entered.symbols().cuMemHostUnregister(self.host) };
+        let host = self.mapping.address.as_ptr();
+        let unregistered = self.context.enter().is_ok_and(|entered| {
+            // SAFETY: registered once, unregistered once.
+            unsafe { entered.symbols().cuMemHostUnregister(host) }.is_ok()
+        });
+        // Pages that the device may still reach must not become somebody else's.
+        if unregistered {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
     }
 }
