@@ -39,9 +39,9 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
   const pl_table& t = s.a.table;
   const bool wide = D::SHORT_FLOAT && ph.wire_f32;
   const uint32_t end = ph.send0 + ph.sends;
-  for (uint32_t i = ph.send0, next; i < end; i = next) {
+  PL_ROLL for (uint32_t i = ph.send0, next; i < end; i = next) {
     uint32_t moves = 0;
-    for (next = i; next < end && next - i < 32 && t.send[next].piece == t.send[i].piece &&
+    PL_ROLL for (next = i; next < end && next - i < 32 && t.send[next].piece == t.send[i].piece &&
                    t.send[next].src == t.send[i].src;
          ++next)
       moves |= uint32_t(P::moves_data(s, next)) << (next - i);
@@ -52,7 +52,7 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
     each_span<D>(s, r, width, [&](const Span& span) {
       dev::Raw raw;
       load_source<D, P>(s, t.send[i], span, wide, raw);
-      for (uint32_t k = i; k < next; ++k)
+      PL_ROLL for (uint32_t k = i; k < next; ++k)
         if (moves >> (k - i) & 1) P::put(s, t.send[k], span, raw, wide);
       return true;
     });
@@ -63,16 +63,15 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN bool run_phases(Step& s) {
   const pl_table& t = s.a.table;
-  const uint64_t chunks = most_chunks(s);
   P::prepare(s);
-  for (uint32_t p = 0; p < t.phases; ++p) {
+  PL_ROLL for (uint32_t p = 0; p < t.phases; ++p) {
     const pl_phase& ph = t.phase[p];
     s.phase = p;
     if (ph.sends)
-      for (uint64_t c = dev::block(); c < chunks; c += dev::blocks()) push_chunk<D, P>(s, ph, c);
+      PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) push_chunk<D, P>(s, ph, c);
     if (ph.folds)
-      for (uint64_t c = dev::block(); c < chunks; c += dev::blocks())
-        for (uint32_t f = ph.fold0; f < uint32_t(ph.fold0 + ph.folds); ++f)
+      PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks())
+        PL_ROLL for (uint32_t f = ph.fold0; f < uint32_t(ph.fold0 + ph.folds); ++f)
           if (!fold_chunk<D, P, HOT, K>(s, t.fold[f], c)) return false;
   }
   return true;
@@ -82,8 +81,7 @@ PL_FN bool run_phases(Step& s) {
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN void all_reduce(const pl_args& a) {
   if (a.count == 0) return;  // an empty call is no step: no rank sends, waits or counts
-  Step s(a);
-  s.packs = (a.count + elements<D>() - 1) / elements<D>();
+  Step s(a, (a.count + elements<D>() - 1) / elements<D>());
   if (begin(s) == Entry::Refused) {
     fill_own<D>(s);
     return;

@@ -4,7 +4,8 @@
 // also touches goes through it. A back end supplies, in this namespace:
 //
 //   PL_FN                  how a function is declared
-//   PL_UNROLL, PL_EACH     how a loop over the elements of a strip, over the operands of a fold is compiled
+//   PL_UNROLL PL_EACH PL_ROLL   loops over the elements of a strip, over the operands of a fold, and all others: on a
+//                          GPU the first two must be unrolled to stay in registers, the third must not, for its size
 //   STRIP                  packs that one thread handles at once: 1 keeps them in registers, more lets loops vectorise
 //   tid threads block blocks   where this thread stands; on a CPU constants, so that strided loops fold away
 //   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole
@@ -41,6 +42,7 @@ namespace dev {
 #define PL_FN __device__ __forceinline__
 #define PL_UNROLL _Pragma("unroll")
 #define PL_EACH _Pragma("unroll")
+#define PL_ROLL _Pragma("unroll 1")
 
 constexpr uint32_t STRIP = 1;
 constexpr bool HOST = false;
@@ -65,27 +67,26 @@ PL_FN void post_4x32(void* p, const uint32_t* w) {
                "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");
 }
-// Polls are predicated inside the instruction, not by a branch, so that the loads of all sources are in flight together.
-PL_FN void poll_4x32(const void* p, uint32_t* w, bool on = true) {
-  asm volatile(
-      "{.reg .pred q; setp.ne.u32 q, %5, 0; "
-      "@q ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
-      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
-      : "memory");
+PL_FN void poll_4x32(const void* p, uint32_t* w) {
+  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
 }
 PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
                "l"(x), "l"(y)
                : "memory");
 }
-PL_FN void poll_2x64(const void* p, uint64_t& x, uint64_t& y, bool on) {
-  asm volatile(
-      "{.reg .pred q; setp.ne.u32 q, %3, 0; "
-      "@q ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];}"
-      : "+l"(x), "+l"(y)
-      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
-      : "memory");
+// Two words of `ll`: their data to w[0] and w[1]. True if both carry the tag.
+PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
+  uint64_t x, y;
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(x), "=l"(y)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  w[0] = uint32_t(x), w[1] = uint32_t(y);
+  return ((uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag)) == 0;
 }
 PL_FN void post_64(void* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
@@ -207,8 +208,10 @@ struct Raw {
   uint32_t w[8];
   PL_FN void own() {}
   PL_FN uint32_t word(uint32_t i) const { return w[i]; }
-  PL_FN void set_word(uint32_t i, uint32_t v) { w[i] = v; }
+  PL_FN uint32_t* words(uint32_t i) { return w + i; }
 };
+
+PL_FN void same_view(Raw& to, const Raw& from) { to = from; }
 
 // Element access by shifts, so that an unrolled loop never needs the array's address (which would put it on the stack).
 template <class T>
@@ -263,16 +266,10 @@ PL_FN void partial_load(Raw& r, const void* p, bool wide) {
     r.w[4] = u.x, r.w[5] = u.y, r.w[6] = u.z, r.w[7] = u.w;
   }
 }
-// Past the cache of the SM, which is not coherent with a peer's memory (pull).
-PL_FN void load_4x32(const void* p, uint32_t* w) {
-  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
-}
+// Relaxed loads pass the cache of the SM, which is not coherent with a peer's memory (pull).
 PL_FN void slab_load(Raw& r, const void* p, bool wide) {
-  load_4x32(p, r.w);
-  if (wide) load_4x32(static_cast<const char*>(p) + 16, r.w + 4);
+  poll_4x32(p, r.w);
+  if (wide) poll_4x32(static_cast<const char*>(p) + 16, r.w + 4);
 }
 PL_FN void slab_store(void* p, const Raw& r, uint32_t, bool wide) {
   post_4x32(p, r.w);
@@ -327,6 +324,7 @@ namespace dev {
 #define PL_FN inline __attribute__((always_inline))
 #define PL_UNROLL _Pragma("GCC ivdep")
 #define PL_EACH
+#define PL_ROLL
 
 // 64 packs: 1 KiB of data, 2 KiB of fp32 accumulators, so a whole postfix stack stays in L1.
 constexpr uint32_t STRIP = 64;
@@ -348,8 +346,7 @@ PL_FN To bit_cast(From v) {
 PL_FN void post_4x32(void* p, const uint32_t* w) {
   for (int i = 0; i < 4; ++i) __atomic_store_n(static_cast<uint32_t*>(p) + i, w[i], __ATOMIC_RELAXED);
 }
-PL_FN void poll_4x32(const void* p, uint32_t* w, bool on = true) {
-  if (!on) return;
+PL_FN void poll_4x32(const void* p, uint32_t* w) {
   for (int i = 0; i < 4; ++i)
     w[i] = __atomic_load_n(static_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
 }
@@ -363,10 +360,10 @@ PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
   post_64(p, x);
   post_64(static_cast<uint64_t*>(p) + 1, y);
 }
-PL_FN void poll_2x64(const void* p, uint64_t& x, uint64_t& y, bool on) {
-  if (!on) return;
-  x = poll_64(p);
-  y = poll_64(static_cast<const uint64_t*>(p) + 1);
+PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
+  const uint64_t x = poll_64(p), y = poll_64(static_cast<const uint64_t*>(p) + 1);
+  w[0] = uint32_t(x), w[1] = uint32_t(y);
+  return uint32_t(x >> 32) == tag && uint32_t(y >> 32) == tag;
 }
 PL_FN void flag_release(void* p, uint64_t v) {
   __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELEASE);
@@ -465,15 +462,17 @@ PL_FN uint16_t bfloat_down(float f) {
 // A strip is a pointer to where the data lies; `own()` points it at its buffer, to be written.
 struct Raw {
   const unsigned char* p = nullptr;
-  alignas(64) unsigned char buf[STRIP * 32];
-  void own() { p = buf; }
+  alignas(64) uint32_t buf[STRIP * 8];
+  void own() { p = bytes(); }
+  unsigned char* bytes() { return reinterpret_cast<unsigned char*>(buf); }
   uint32_t word(uint32_t i) const {
     uint32_t v;
     __builtin_memcpy(&v, p + 4 * i, 4);
     return v;
   }
-  void set_word(uint32_t i, uint32_t v) { __builtin_memcpy(buf + 4 * i, &v, 4); }
+  uint32_t* words(uint32_t i) { return buf + i; }
 };
+inline void same_view(Raw& to, const Raw& from) { to.p = from.p; }
 template <class T>
 struct In {
   const unsigned char* p;
@@ -490,8 +489,8 @@ template <class T, bool WHOLE>
 PL_FN void user_load(Raw& r, const void* p, uint32_t packs, uint32_t bytes) {
   r.p = static_cast<const unsigned char*>(p);
   if (WHOLE && bytes < packs * 16) {
-    memcpy(r.buf, p, bytes);
-    memset(r.buf + bytes, 0, packs * 16 - bytes);
+    memcpy(r.bytes(), p, bytes);
+    memset(r.bytes() + bytes, 0, packs * 16 - bytes);
     r.own();
   }
 }
@@ -513,7 +512,7 @@ struct Out {
 template <class T>
 struct Fill {
   unsigned char* p;
-  explicit Fill(Raw& r) : p(r.buf) {}
+  explicit Fill(Raw& r) : p(r.bytes()) {}
   void set(uint32_t i, T v) { __builtin_memcpy(p + i * sizeof(T), &v, sizeof(T)); }
 };
 

@@ -29,7 +29,7 @@ constexpr unsigned THREADS = 256;
 // `const __grid_constant__`: the table stays in constant memory. A plain by-value argument that is indexed at run time is
 // copied to the stack of every thread.
 #define PL_KERNEL(D, name, P, proto, HOT, K, suffix)                                       \
-  extern "C" __global__ void __launch_bounds__(THREADS)                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
       pl_all_reduce_##name##_##proto##_##suffix(const __grid_constant__ pl_args args) {    \
     PL_NAMESPACE::all_reduce<D, P<D>, HOT, K>(args);                                       \
   }
@@ -39,7 +39,7 @@ constexpr unsigned THREADS = 256;
   PL_KERNEL(D, name, P, proto, true, 4, 3)   \
   PL_KERNEL(D, name, P, proto, true, 8, 7)   \
   PL_KERNEL(D, name, P, proto, true, 16, 15) \
-  PL_KERNEL(D, name, P, proto, false, 4, any)
+  PL_KERNEL(D, name, P, proto, false, 1, any)
 
 #define PL_HOT(D, name)                        \
   PL_HOT_PROTOCOL(D, name, LlOf, ll)           \
@@ -47,8 +47,8 @@ constexpr unsigned THREADS = 256;
   PL_HOT_PROTOCOL(D, name, FlaggedOf, flagged)
 
 #define PL_OTHER(D, name)                    \
-  PL_KERNEL(D, name, LlOf, ll, false, 4, any) \
-  PL_KERNEL(D, name, FlaggedOf, flagged, false, 4, any)
+  PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
+  PL_KERNEL(D, name, FlaggedOf, flagged, false, 1, any)
 
 PL_HOT(Bf16, bf16)
 PL_HOT(F16, f16)

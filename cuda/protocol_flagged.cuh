@@ -17,7 +17,7 @@
 #ifndef PEERLANE_PROTOCOL_FLAGGED_CUH
 #define PEERLANE_PROTOCOL_FLAGGED_CUH
 
-#include "wait.cuh"
+#include "operands.cuh"
 
 namespace PL_NAMESPACE {
 
@@ -32,7 +32,7 @@ struct Flagged {
   static PL_FN bool moves_data(const Step& s, uint32_t send) {
     const pl_table& t = s.a.table;
     if (!t.pull) return true;
-    for (uint32_t i = 0; i < send; ++i)
+    PL_ROLL for (uint32_t i = 0; i < send; ++i)
       if (t.send[i].data == t.send[send].data) return false;
     return true;
   }
@@ -48,7 +48,7 @@ struct Flagged {
   // sends share that wait.
   static PL_FN void publish(const Step& s, const pl_phase& ph, uint64_t chunk) {
     dev::sync_block();
-    for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
+    PL_ROLL for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
       const pl_send& to = s.a.table.send[i];
       if (!chunk_of(s, to.piece, chunk).empty())
         dev::flag_release(slot_flag(s, to.peer, to.slot, chunk), s.epoch);
@@ -58,7 +58,7 @@ struct Flagged {
   // The same verdict for all threads of the block, because all of them meet at the barrier.
   static PL_FN bool await_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
     bool ok = true;
-    for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
+    PL_ROLL for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
       const pl_item& it = s.a.table.item[f.item0 + i];
       if (it.from >= PL_MAX_RANKS) continue;
       const char* flag = slot_flag(s, s.a.table.rank, it.slot, chunk);
@@ -70,12 +70,11 @@ struct Flagged {
 
   // The data is there once the flag is: one pass, all loads in flight.
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, uint32_t item0, uint32_t items, const Span& span,
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
                            dev::Raw (&raw)[K]) {
     PL_EACH for (uint32_t k = 0; k < K; ++k) {
-      if (k >= items) break;
-      const pl_item& it = s.a.table.item[item0 + k];
-      if (it.from >= PL_MAX_RANKS) continue;
+      if (!(o.remote >> k & 1)) continue;
+      const pl_item& it = s.a.table.item[o.item[k]];
       const bool wide = WIDE && it.wire_f32;
       const uint32_t at = s.a.table.pull ? it.from : s.a.table.rank;
       dev::slab_load(raw[k], slot_data(s, at, it.data) + span.in_piece * (wide ? 32 : 16), wide);
@@ -83,7 +82,7 @@ struct Flagged {
     return true;
   }
   template <uint32_t K, bool WIDE>
-  static PL_FN void consumed(const Step&, uint32_t, uint32_t, const Span&) {}
+  static PL_FN void consumed(const Step&, const Operands<K>&, const Span&) {}
 };
 
 }  // namespace PL_NAMESPACE

@@ -19,7 +19,7 @@
 #ifndef PEERLANE_PROTOCOL_LL_CUH
 #define PEERLANE_PROTOCOL_LL_CUH
 
-#include "wait.cuh"
+#include "operands.cuh"
 
 namespace PL_NAMESPACE {
 
@@ -36,7 +36,7 @@ struct Ll {
     if ((s.epoch & (CLEAR_PERIOD - 1)) < CLEAR_AT || dev::block() != 0) return;
     const pl_geometry& g = s.a.geo;
     char* half = slab(s, s.a.table.rank) + g.data + (~s.epoch & 1) * g.half_bytes;
-    for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.half_bytes;
+    PL_ROLL for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.half_bytes;
          at += uint64_t(dev::threads()) * 16)
       dev::post_2x64(half + at, 0, 0);
     // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
@@ -51,7 +51,7 @@ struct Ll {
     const uint32_t words = wide ? 8 : 4;
     const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
     char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 8);
-    for (uint32_t j = 0; j < span.packs; ++j)
+    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
       PL_EACH for (uint32_t w = 0; w < 8; w += 2)
         if (w < words)
           dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w),
@@ -61,7 +61,7 @@ struct Ll {
   static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, uint32_t item0, uint32_t items, const Span& span,
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
                            dev::Raw (&raw)[K]) {
     const uint32_t tag = uint32_t(s.epoch);
     uint32_t missing = 0;
@@ -69,32 +69,30 @@ struct Ll {
         s,
         [&] {
           missing = 0;
+          // On a GPU absent operands are read as well (of the fold's first slot): a branch would keep the loads of
+          // the others from being in flight together.
           PL_EACH for (uint32_t k = 0; k < K; ++k) {
-            const pl_item& it = s.a.table.item[item0 + (k < items ? k : 0)];
-            const bool on = k < items && it.from < PL_MAX_RANKS;
+            const bool on = o.remote >> k & 1;
+            if (dev::HOST && !on) continue;
+            const pl_item& it = s.a.table.item[o.item[k]];
             const uint32_t words = WIDE && it.wire_f32 ? 8 : 4;
             const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 8);
-            if (on) raw[k].own();
-            uint32_t wrong = 0;
-            for (uint32_t j = 0; j < span.packs; ++j)
-              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2) {
-                const bool use = on && w < words;
-                uint64_t x = 0, y = 0;
-                dev::poll_2x64(p + (j * words + w) * 8, x, y, use);
-                if (use) {
-                  raw[k].set_word(j * words + w, uint32_t(x));
-                  raw[k].set_word(j * words + w + 1, uint32_t(y));
-                  wrong |= (uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag);
+            raw[k].own();
+            bool arrived = true;
+            PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
+              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2)
+                if (!WIDE || w < words) {
+                  const uint32_t at = j * words + w;
+                  arrived &= dev::poll_tagged(p + at * 8, raw[k].words(at), tag);
                 }
-              }
-            missing |= uint32_t(wrong != 0) << k;
+            missing |= uint32_t(on && !arrived) << k;
           }
           return missing == 0;
         },
-        [&] { return uint32_t(s.a.table.item[item0 + dev::lowest_bit(missing)].from); });
+        [&] { return uint32_t(s.a.table.item[missing_item(o, missing)].from); });
   }
   template <uint32_t K, bool WIDE>
-  static PL_FN void consumed(const Step&, uint32_t, uint32_t, const Span&) {}
+  static PL_FN void consumed(const Step&, const Operands<K>&, const Span&) {}
 };
 
 }  // namespace PL_NAMESPACE

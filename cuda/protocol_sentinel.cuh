@@ -16,7 +16,7 @@
 #ifndef PEERLANE_PROTOCOL_SENTINEL_CUH
 #define PEERLANE_PROTOCOL_SENTINEL_CUH
 
-#include "wait.cuh"
+#include "operands.cuh"
 
 namespace PL_NAMESPACE {
 
@@ -34,7 +34,7 @@ struct Sentinel {
     const uint32_t words = wide ? 8 : 4;
     const uint32_t other = D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu;
     char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 4);
-    for (uint32_t j = 0; j < span.packs; ++j)
+    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
       PL_EACH for (uint32_t w = 0; w < 8; w += 4)
         if (w < words) {
           uint32_t v[4];
@@ -49,47 +49,44 @@ struct Sentinel {
   static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, uint32_t item0, uint32_t items, const Span& span,
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
                            dev::Raw (&raw)[K]) {
     uint32_t missing = 0;
     return await(
         s,
         [&] {
           missing = 0;
-          PL_EACH for (uint32_t k = 0; k < K; ++k) {
-            const pl_item& it = s.a.table.item[item0 + (k < items ? k : 0)];
-            const bool on = k < items && it.from < PL_MAX_RANKS;
+          PL_EACH for (uint32_t k = 0; k < K; ++k) {  // absent operands: see protocol_ll.cuh
+            const bool on = o.remote >> k & 1;
+            if (dev::HOST && !on) continue;
+            const pl_item& it = s.a.table.item[o.item[k]];
             const uint32_t words = WIDE && it.wire_f32 ? 8 : 4;
             const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 4);
-            if (on) raw[k].own();
+            raw[k].own();
             bool unwritten = false;
-            for (uint32_t j = 0; j < span.packs; ++j)
-              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4) {
-                const bool use = on && w < words;
-                uint32_t v[4] = {0, 0, 0, 0};
-                dev::poll_4x32(p + (j * words + w) * 4, v, use);
-                PL_EACH for (uint32_t i = 0; i < 4; ++i) {
-                  if (use) raw[k].set_word(j * words + w + i, v[i]);
-                  unwritten |= v[i] == UNWRITTEN;
+            PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
+              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4)
+                if (!WIDE || w < words) {
+                  uint32_t* to = raw[k].words(j * words + w);
+                  dev::poll_4x32(p + (j * words + w) * 4, to);
+                  PL_EACH for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
                 }
-              }
-            missing |= uint32_t(unwritten) << k;
+            missing |= uint32_t(on && unwritten) << k;
           }
           return missing == 0;
         },
-        [&] { return uint32_t(s.a.table.item[item0 + dev::lowest_bit(missing)].from); });
+        [&] { return uint32_t(s.a.table.item[missing_item(o, missing)].from); });
   }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN void consumed(const Step& s, uint32_t item0, uint32_t items, const Span& span) {
+  static PL_FN void consumed(const Step& s, const Operands<K>& o, const Span& span) {
     const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
     PL_EACH for (uint32_t k = 0; k < K; ++k) {
-      if (k >= items) break;
-      const pl_item& it = s.a.table.item[item0 + k];
-      if (it.from >= PL_MAX_RANKS) continue;
+      if (!(o.remote >> k & 1)) continue;
+      const pl_item& it = s.a.table.item[o.item[k]];
       const uint32_t bytes = WIDE && it.wire_f32 ? 32 : 16;
       char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * bytes;
-      for (uint32_t at = 0; at < span.packs * bytes; at += 16) dev::post_4x32(p + at, armed);
+      PL_ROLL for (uint32_t at = 0; at < span.packs * bytes; at += 16) dev::post_4x32(p + at, armed);
     }
   }
 };

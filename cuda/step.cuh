@@ -28,7 +28,7 @@ PL_FN bool exchange_calls(Step& s) {
   const pl_table& t = s.a.table;
   const uint64_t types = uint64_t(s.a.dtype) | uint64_t(s.a.op) << 32;
   const uint64_t path = uint64_t(s.a.algo) | uint64_t(s.a.proto) << 32;
-  for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
+  PL_ROLL for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
     if (p == t.rank) continue;
     pl_call* c = call_slot(s, p, t.rank);
     dev::post_64(&c->count, s.a.count);
@@ -37,7 +37,7 @@ PL_FN bool exchange_calls(Step& s) {
     dev::post_64(&c->call, s.a.call);
     dev::flag_release(&c->tag, s.epoch);
   }
-  for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
+  PL_ROLL for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
     if (p == t.rank) continue;
     const pl_call* c = call_slot(s, t.rank, p);
     if (!await(s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))
@@ -99,9 +99,8 @@ PL_FN void fill_range(const Step& s, const Range& r) {
 // sending from there, and its peers would take the fill for data.
 template <class D>
 PL_FN void fill_own(const Step& s) {
-  const uint64_t chunks = most_chunks(s);
-  for (uint32_t p = 0; p < s.a.table.pieces; ++p)
-    for (uint64_t c = dev::block(); c < chunks; c += dev::blocks())
+  PL_ROLL for (uint32_t p = 0; p < s.a.table.pieces; ++p)
+    PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks())
       fill_range<D>(s, chunk_of(s, p, c));
 }
 

@@ -11,13 +11,26 @@ struct Step {
   const pl_args& a;
   uint64_t epoch;
   uint64_t packs;   // of the tile
+  uint64_t chunks;  // an upper bound of the chunks of any piece
+  uint64_t whole;   // packs / cut_den
+  uint32_t rest;    // packs % cut_den
   uint32_t phase;   // of the table, for the record
   uint32_t reason;  // this thread's own verdict; 0: none, or it only follows somebody else's
   uint32_t peer;    // whom the verdict is about
   uint32_t differs; // of a mismatch: a bit per field, see step.cuh
 
-  PL_FN explicit Step(const pl_args& args)
-      : a(args), epoch(0), packs(0), phase(0), reason(0), peer(0), differs(0) {}
+  PL_FN Step(const pl_args& args, uint64_t tile_packs)
+      : a(args), epoch(0), packs(tile_packs), phase(0), reason(0), peer(0), differs(0) {
+    whole = packs / a.table.cut_den;
+    rest = uint32_t(packs % a.table.cut_den);
+    uint32_t widest = 0;
+    PL_ROLL for (uint32_t p = 0; p < a.table.pieces; ++p) {
+      const uint32_t w = a.table.cut_num[p + 1] - a.table.cut_num[p];
+      widest = w > widest ? w : widest;
+    }
+    // The floors in a piece's two cuts change its size by less than one pack.
+    chunks = packs * widest / a.table.cut_den / a.chunk_packs + 1;
+  }
 };
 
 // Packs [first, last) of a piece; `piece0` is where the piece starts in the tile.
@@ -32,8 +45,11 @@ struct Span {
   uint32_t packs, elems, bytes;  // elems and bytes without the padding of a short last pack
 };
 
+// packs * cut_num / cut_den, as whole * cut_num + rest * cut_num / cut_den: the same integer, and the division has 32
+// bits (both factors are below 2^16). A 64-bit division is a hundred instructions, and a phase needs several.
 PL_FN uint64_t cut(const Step& s, uint32_t p) {
-  return s.packs * s.a.table.cut_num[p] / s.a.table.cut_den;
+  const uint32_t num = s.a.table.cut_num[p];
+  return s.whole * num + s.rest * num / s.a.table.cut_den;
 }
 
 PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
@@ -45,24 +61,13 @@ PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
   return r;
 }
 
-// An upper bound of the chunks of any piece: the floors in two cuts move a piece's size by less than one pack.
-PL_FN uint64_t most_chunks(const Step& s) {
-  uint32_t widest = 0;
-  for (uint32_t p = 0; p < s.a.table.pieces; ++p) {
-    const uint32_t w = s.a.table.cut_num[p + 1] - s.a.table.cut_num[p];
-    widest = w > widest ? w : widest;
-  }
-  const uint64_t size = s.packs * widest / s.a.table.cut_den + 1;
-  return (size + s.a.chunk_packs - 1) / s.a.chunk_packs;
-}
-
 // Pack j of a piece belongs to the same thread in every phase: block b takes chunks b, b + blocks, ..., its threads take
 // turns inside. So what a phase reads of the scratch or the output was written by the same thread, and phases need no
 // synchronisation among threads.
 template <class D, class F>
 PL_FN bool each_span(const Step& s, const Range& r, uint32_t width, F f) {
   constexpr uint32_t E = elements<D>();
-  for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last;
+  PL_ROLL for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last;
        j += uint64_t(dev::threads()) * width) {
     Span span;
     span.in_piece = j;

@@ -33,7 +33,7 @@ static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes las
 // The first peer with a record in this rank's slab, or n.
 PL_FN uint32_t who_gave_up(const Step& s) {
   const pl_table& t = s.a.table;
-  for (uint32_t p = 0; p < t.n; ++p)
+  PL_ROLL for (uint32_t p = 0; p < t.n; ++p)
     if (p != t.rank &&
         dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1)
       return p;
@@ -61,7 +61,7 @@ template <class Poll, class Peer>
 PL_FN bool await(Step& s, Poll poll, Peer peer) {
   uint64_t start = 0;
   Look seen = Look::KeepWaiting;
-  for (uint32_t spins = 1;; ++spins) {
+  PL_ROLL for (uint32_t spins = 1;; ++spins) {
     if (poll()) return true;
     if (seen != Look::KeepWaiting) break;
     dev::pause(s.a.yield);
@@ -90,7 +90,7 @@ PL_FN void give_up(Step& s) {
     const char* from = record_slot(s, t.rank, p);
     if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
     char* to = reinterpret_cast<char*>(&s.a.state->record);
-    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
+    PL_ROLL for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
     dev::flag_release(to + 8 * RECORD_WORDS, 1);
     return;
   }
@@ -112,12 +112,12 @@ PL_FN void give_up(Step& s) {
     r.dtype = uint32_t(types);
     r.op = uint32_t(types >> 32);
   }
-  constexpr uint32_t SIZE[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-  r.bytes = s.a.count * SIZE[s.a.dtype];
-  for (uint32_t p = 0; p <= t.n; ++p) {  // the last round is the rank's own state
+  // Element sizes by number of the type, a hex digit each: an array would be copied to the stack of every thread.
+  r.bytes = s.a.count * ((0x2842884411ull >> (4 * s.a.dtype)) & 15);
+  PL_ROLL for (uint32_t p = 0; p <= t.n; ++p) {  // the last round is the rank's own state
     if (p == t.rank) continue;
     char* to = p < t.n ? record_slot(s, p, t.rank) : reinterpret_cast<char*>(&s.a.state->record);
-    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
+    PL_ROLL for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.
     dev::flag_release(to + 8 * RECORD_WORDS, 1);
   }
