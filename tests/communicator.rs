@@ -51,8 +51,7 @@ fn expected(n: usize, call: usize, count: usize) -> Vec<f32> {
 /// Runs `work` on a thread per rank.
 fn on_ranks<T: Send>(comms: Vec<Communicator>, work: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            comms.into_iter().map(|comm| scope.spawn(|| work(comm))).collect();
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| work(comm))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
@@ -69,10 +68,8 @@ fn every_rank_gets_the_sum_at_every_size() {
                 let mut both = data(comm.rank(), call + 1, count);
                 let at = both.as_mut_ptr();
                 // SAFETY: in place: one buffer, alive through the call.
-                unsafe {
-                    comm.all_reduce(at.cast(), at.cast(), count, DType::F32, Op::Sum, None)
-                }
-                .unwrap();
+                unsafe { comm.all_reduce(at.cast(), at.cast(), count, DType::F32, Op::Sum, None) }
+                    .unwrap();
                 assert!(both == expected(n, call + 1, count), "in place, n {n}, count {count}");
             }
             comm.destroy().unwrap();
@@ -242,8 +239,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
 
 #[test]
 fn ranks_that_call_differently_learn_how_under_check() {
-    let config =
-        Config { check: true, deadline: Duration::from_secs(20), ..config(2) };
+    let config = Config { check: true, deadline: Duration::from_secs(20), ..config(2) };
     let errors = on_ranks(Communicator::create_local(2, &config).unwrap(), |comm| {
         let count = 100 + comm.rank();
         let mut output = vec![0.0; count];
@@ -271,5 +267,34 @@ fn ranks_configured_differently_fail_together_and_name_the_one() {
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
     assert!(errors.iter().all(|e| *e == errors[0]));
-    assert!(errors[0].to_string().contains("check is false on rank 0 and true on rank 1"), "{}", errors[0]);
+    assert!(
+        errors[0].to_string().contains("check is false on rank 0 and true on rank 1"),
+        "{}",
+        errors[0]
+    );
+}
+
+#[test]
+fn a_call_after_a_rank_has_left_fails_at_once_and_names_it() {
+    let start = Instant::now();
+    let errors = on_ranks(Communicator::create_local(3, &config(3)).unwrap(), |comm| {
+        let mut output = vec![0.0; 50];
+        sum(&comm, &data(comm.rank(), 0, 50), &mut output, None).unwrap();
+        assert_eq!(output, expected(3, 0, 50), "leaving right after a call disturbs nobody");
+        match comm.rank() {
+            // Leaves while rank 0 already waits and before rank 2 calls.
+            1 => {
+                std::thread::sleep(Duration::from_millis(100));
+                comm.destroy().unwrap();
+                return Error::RankLeft { rank: 1 };
+            }
+            2 => std::thread::sleep(Duration::from_millis(300)),
+            _ => {}
+        }
+        let error = sum(&comm, &data(comm.rank(), 1, 50), &mut output, None).unwrap_err();
+        std::thread::sleep(Duration::from_millis(400));
+        error
+    });
+    assert_eq!(errors, vec![Error::RankLeft { rank: 1 }; 3]);
+    assert!(start.elapsed() < Duration::from_secs(5));
 }

@@ -5,7 +5,7 @@ use super::host::host;
 use super::join::join;
 use super::link::Link;
 use super::rendezvous;
-use super::socket::{after, readable, wait};
+use super::socket::{after, eventfd, explain, notify, readable, wait};
 use super::vote::{pass_on, preside, receive_passed, setup, take_part, Contribution};
 use super::watch::{start, Watch};
 use super::wire::{decode, encode, Message, Process, MAX_CONTRIBUTION, MAX_FDS};
@@ -191,17 +191,65 @@ impl Mesh {
         Ok(received)
     }
 
+    /// Does `work` while a thread looks out for ranks that end meanwhile, and calls `on_end` with the first. Work that
+    /// waits for the other ranks, and that `on_end` can stop, so ends when they do and not at its deadline. What the end
+    /// means for set-up is for the next vote to say.
+    ///
+    /// # Errors
+    /// The system's, before `work` is begun, if the thread cannot be had.
+    pub fn guard<T>(&self, on_end: impl Fn(Error) + Send, work: impl FnOnce() -> T) -> Result<T> {
+        let stop = eventfd().map_err(|e| explain("eventfd", &e))?;
+        std::thread::scope(|scope| {
+            let (stop, peers) = (&stop, &self.peers);
+            let look_out = move || {
+                let mut ranks = Vec::new();
+                let mut fds = vec![readable(stop.as_raw_fd())];
+                for (rank, peer) in peers.iter().enumerate() {
+                    let Some(peer) = peer else { continue };
+                    // A message that waits to be read (a vote) is no end.
+                    let socket =
+                        libc::pollfd { fd: peer.link.raw(), events: libc::POLLRDHUP, revents: 0 };
+                    let pidfd = peer.pidfd.as_ref().map(|fd| readable(fd.as_raw_fd()));
+                    for fd in std::iter::once(socket).chain(pidfd) {
+                        fds.push(fd);
+                        ranks.push(rank);
+                    }
+                }
+                if wait(&mut fds, None).is_ok() && fds[0].revents == 0 {
+                    let ended = fds[1..].iter().position(|fd| fd.revents != 0);
+                    if let Some(rank) = ended.and_then(|i| ranks.get(i)) {
+                        on_end(Error::RankDied { rank: *rank as u32 });
+                    }
+                }
+            };
+            std::thread::Builder::new()
+                .name("peerlane-guard".into())
+                .spawn_scoped(scope, look_out)
+                .map_err(|e| Error::os("pthread_create", &e))?;
+            // Also when the work unwinds: the scope waits for the thread.
+            let _ending = Notify(stop);
+            Ok(work())
+        })
+    }
+
     /// Ends set-up and starts the thread that notices deaths and carries errors.
     ///
     /// `on_failure` is called at most once, on that thread, with the first error that reaches this rank from outside:
     /// [`Error::RankDied`], or what another rank passed to [`Watch::tell`]. It is not called after this rank's own
     /// [`Watch::tell`] or [`Watch::goodbye`].
     ///
+    /// `on_goodbye` is called on that thread with each rank that says goodbye and the first step it has not finished. It
+    /// must not call the watch.
+    ///
     /// # Errors
     /// [`Error::Setup`] on all ranks if one cannot start its thread.
-    pub fn watch(mut self, on_failure: Box<dyn Fn(Error) + Send>) -> Result<Watch> {
+    pub fn watch(
+        mut self,
+        on_failure: Box<dyn Fn(Error) + Send>,
+        on_goodbye: Box<dyn Fn(usize, u64) + Send>,
+    ) -> Result<Watch> {
         const STAGE: &str = "watch";
-        match start(self.rank, on_failure) {
+        match start(self.rank, on_failure, on_goodbye) {
             Ok(starting) => {
                 self.vote(STAGE, Ok(()))?;
                 let peers = std::mem::take(&mut self.peers);
@@ -249,6 +297,14 @@ impl Mesh {
 
     fn fail(&mut self, error: Error) -> Error {
         self.failed.get_or_insert(error).clone()
+    }
+}
+
+struct Notify<'a>(&'a Fd);
+
+impl Drop for Notify<'_> {
+    fn drop(&mut self) {
+        notify(self.0);
     }
 }
 

@@ -10,7 +10,7 @@ use super::socket::{after, eventfd, explain, notify, readable, wait};
 use super::wire::{encode, Message, Process};
 use crate::error::{Error, Result};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,6 +23,10 @@ const UNTIL_GONE: Duration = Duration::from_millis(200);
 const MAX_MESSAGE: usize = 32 << 10;
 
 type OnFailure = Box<dyn Fn(Error) + Send>;
+type OnGoodbye = Box<dyn Fn(usize, u64) + Send>;
+
+/// Of a rank that is still there.
+const PRESENT: u64 = u64::MAX;
 
 /// What the caller's threads and the watching thread share. The lock is never held while waiting for a peer to act.
 struct Shared {
@@ -30,6 +34,8 @@ struct Shared {
     stop: Fd,
     stopping: AtomicBool,
     gone: Vec<AtomicBool>,
+    /// The first step that a rank which said goodbye has not finished, or [`PRESENT`].
+    left_before: Vec<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -98,12 +104,13 @@ pub(super) struct Starting {
 }
 
 /// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
-pub(super) fn start(rank: usize, on_failure: OnFailure) -> Result<Starting> {
+pub(super) fn start(rank: usize, on_failure: OnFailure, on_goodbye: OnGoodbye) -> Result<Starting> {
     let stop = eventfd().map_err(|e| explain("eventfd", &e))?;
     let (send, receive) = sync_channel::<(Arc<Shared>, Vec<Process>)>(1);
     let work = move || {
         if let Ok((shared, members)) = receive.recv() {
-            Watcher { shared: &shared, members: &members, on_failure: &on_failure }.run();
+            let (on_failure, on_goodbye) = (&on_failure, &on_goodbye);
+            Watcher { shared: &shared, members: &members, on_failure, on_goodbye }.run();
         }
     };
     let spawn = || std::thread::Builder::new().name("peerlane-watch".into()).spawn(work);
@@ -136,6 +143,7 @@ impl Starting {
             stop: self.stop,
             stopping: AtomicBool::new(false),
             gone: peers.iter().map(|_| AtomicBool::new(false)).collect(),
+            left_before: peers.iter().map(|_| AtomicU64::new(PRESENT)).collect(),
             state: Mutex::new(State { left: vec![false; peers.len()], peers, failed: None }),
         });
         // The channel has room and the thread holds its other end, so this cannot fail.
@@ -159,14 +167,21 @@ impl Watch {
         self.shared.is_gone(rank)
     }
 
+    /// The first step that `rank` has not finished, if it has said goodbye.
+    pub fn left_before(&self, rank: usize) -> Option<u64> {
+        let step = self.shared.left_before.get(rank)?.load(Ordering::SeqCst);
+        (step != PRESENT).then_some(step)
+    }
+
     /// The first error this rank knows of, whether it came from outside or from [`Watch::tell`].
     pub fn failure(&self) -> Option<Error> {
         self.owner.is_current().then(|| self.shared.state().failed.clone()).flatten()
     }
 
-    /// Tells all ranks that this one is done, ends the thread and closes the sockets. Doing it again does nothing.
-    pub fn goodbye(&self) {
-        self.end(Some(&Message::Goodbye));
+    /// Tells all ranks that this one is done and has finished all steps before `step`, ends the thread and closes the
+    /// sockets. Doing it again does nothing.
+    pub fn goodbye(&self, step: u64) {
+        self.end(Some(&Message::Goodbye { step }));
     }
 
     fn end(&self, last_words: Option<&Message>) {
@@ -191,8 +206,8 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.owner.is_current() {
-            let goodbye = (!std::thread::panicking()).then_some(&Message::Goodbye);
-            self.end(goodbye);
+            let goodbye = Message::Goodbye { step: 0 };
+            self.end((!std::thread::panicking()).then_some(&goodbye));
         } else if let Ok(thread) = self.thread.get_mut() {
             // That thread does not exist in a forked child; its handle must not be touched.
             std::mem::forget(thread.take());
@@ -210,6 +225,7 @@ struct Watcher<'a> {
     shared: &'a Shared,
     members: &'a [Process],
     on_failure: &'a OnFailure,
+    on_goodbye: &'a OnGoodbye,
 }
 
 impl Watcher<'_> {
@@ -249,6 +265,7 @@ impl Watcher<'_> {
         let state = &mut *guard;
         let mut said = None;
         let mut dead = Vec::new();
+        let mut left_now = Vec::new();
         for (rank, peer) in state.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
             if self.shared.is_gone(rank) {
@@ -260,7 +277,11 @@ impl Watcher<'_> {
             let left = loop {
                 match peer.link.next(MAX_MESSAGE) {
                     Ok(None) => break false,
-                    Ok(Some((Message::Goodbye, _))) => break true,
+                    Ok(Some((Message::Goodbye { step }, _))) => {
+                        self.shared.left_before[rank].store(step, Ordering::SeqCst);
+                        left_now.push((rank, step));
+                        break true;
+                    }
                     Ok(Some((Message::Failed(error), _))) => said = said.or(Some(error)),
                     Ok(Some((other, _))) => {
                         let text = format!("rank {rank} sent {other:?} to the watch");
@@ -280,6 +301,9 @@ impl Watcher<'_> {
                 }
                 self.shared.gone[rank].store(true, Ordering::Release);
             }
+        }
+        for (rank, step) in left_now {
+            (self.on_goodbye)(rank, step);
         }
         let error = said.or_else(|| {
             dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })

@@ -122,8 +122,8 @@ pub(super) enum Message {
     Verdict { stage: String, outcome: Result<Vec<Vec<u8>>> },
     /// From rank 0 after a verdict, with the descriptors that rank `from` contributed.
     Handles { from: u32, outcome: Result<()> },
-    /// The rank is done; an end of file after this is no death.
-    Goodbye,
+    /// The rank is done and has finished all steps before `step`; an end of file after this is no death.
+    Goodbye { step: u64 },
     /// The communicator has failed.
     Failed(Error),
 }
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn bytes_after_a_message_are_refused() {
-        let mut body = Message::Goodbye.encode().unwrap();
-        assert_eq!(Message::decode(&body).unwrap(), Message::Goodbye);
+        let mut body = Message::Goodbye { step: 7 }.encode().unwrap();
+        assert_eq!(Message::decode(&body).unwrap(), Message::Goodbye { step: 7 });
         body.push(0);
         assert!(Message::decode(&body).unwrap_err().to_string().contains("1 bytes"));
     }

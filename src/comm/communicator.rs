@@ -18,7 +18,8 @@ use crate::schedule;
 use crate::types::{DType, Op, MAX_RANKS};
 use std::ffi::c_void;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,9 +42,14 @@ pub(super) struct Inner {
     own_stream: Stream,
     /// Held by the call whose turn it is.
     host: Mutex<HostRank>,
+    /// The step that is running, or [`IDLE`].
+    in_flight: Arc<AtomicU64>,
     fault: Arc<Fault>,
     watch: Watch,
 }
+
+/// No step has this number: epochs start at 1.
+const IDLE: u64 = 0;
 
 /// A call on its way.
 pub(super) enum Submission {
@@ -117,15 +123,31 @@ impl Communicator {
         let mut host = HostRank::new(rank, slab, peers?, Arc::clone(&fault), check);
         let nonces = mesh.all_gather("draw test data", selftest::nonce())?;
         host.set_deadline(config.setup_deadline);
-        let tested = selftest::run(&mut host, &plans, rank, &nonces);
+        let tested = mesh
+            .guard(
+                |error| {
+                    fault.raise(error);
+                },
+                || selftest::run(&mut host, &plans, rank, &nonces),
+            )
+            .and_then(|tested| tested);
         mesh.vote("test the lane", tested)?;
         host.set_deadline(config.deadline);
 
+        let in_flight = Arc::new(AtomicU64::new(IDLE));
         let raised = Arc::clone(&fault);
-        let watch = mesh.watch(Box::new(move |error| {
+        let on_failure = move |error| {
             log!(Warn, "rank {rank} of {n}: {error}");
             raised.raise(error);
-        }))?;
+        };
+        let (raised, running) = (Arc::clone(&fault), Arc::clone(&in_flight));
+        let on_goodbye = move |peer: usize, step| {
+            // The counterpart of `Inner::may_step`: whichever of the two comes second sees the first.
+            if running.load(SeqCst) >= step {
+                raised.raise(Error::RankLeft { rank: peer as u32 });
+            }
+        };
+        let watch = mesh.watch(Box::new(on_failure), Box::new(on_goodbye))?;
         let inner = Inner {
             rank,
             size: n,
@@ -134,6 +156,7 @@ impl Communicator {
             order: Order::default(),
             own_stream: Stream::new()?,
             host: Mutex::new(host),
+            in_flight,
             fault,
             watch,
         };
@@ -162,9 +185,9 @@ impl Communicator {
             ranks
                 .into_iter()
                 .map(|thread| {
-                    thread?
-                        .join()
-                        .unwrap_or_else(|_| Err(Error::Internal("a rank panicked in set-up".into())))
+                    thread?.join().unwrap_or_else(|_| {
+                        Err(Error::Internal("a rank panicked in set-up".into()))
+                    })
                 })
                 .collect()
         })
@@ -257,7 +280,8 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.inner.order.drain();
-        self.inner.watch.goodbye();
+        let step = self.inner.host.lock().unwrap_or_else(PoisonError::into_inner).epoch();
+        self.inner.watch.goodbye(step);
     }
 }
 
@@ -317,18 +341,27 @@ impl Inner {
         if call.count == 0 {
             return Ok(());
         }
-        if let Some(rank) = (0..self.size).find(|&r| self.watch.gone(r)) {
-            // It cannot have left in the middle of this call: to finish it, it would have needed our part.
-            return Err(Error::RankLeft { rank: rank as u32 });
-        }
         let choice = self.plans.choose(call.bytes(), call.dtype)?;
         let plan = self.plans.get(choice)?;
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
-        let steps = host.run(call, plan)?;
+        let result = host.run(call, plan, |step| self.may_step(step));
+        self.in_flight.store(IDLE, SeqCst);
+        let steps = result?;
         drop(host);
         self.counters.steps.fetch_add(steps, Relaxed);
         self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
         Ok(())
+    }
+
+    /// Announces a step, unless a rank that it needs has left without it. A rank that left after it finished the step is
+    /// no obstacle: what it had to send is on its way.
+    fn may_step(&self, step: u64) -> Result<()> {
+        self.in_flight.store(step, SeqCst);
+        let missing = |&r: &usize| self.watch.left_before(r).is_some_and(|left| left <= step);
+        match (0..self.size).find(missing) {
+            Some(rank) => Err(Error::RankLeft { rank: rank as u32 }),
+            None => Ok(()),
+        }
     }
 
     /// Makes `error` sticky here and tells the other ranks, if it is the first.

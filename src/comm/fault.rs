@@ -25,7 +25,10 @@ unsafe impl Sync for Fault {}
 impl Fault {
     pub fn new() -> Self {
         // SAFETY: plain integers, for which zero is a value.
-        Fault { first: OnceLock::new(), state: Box::new(UnsafeCell::new(unsafe { std::mem::zeroed() })) }
+        Fault {
+            first: OnceLock::new(),
+            state: Box::new(UnsafeCell::new(unsafe { std::mem::zeroed() })),
+        }
     }
 
     /// For the kernels' arguments.
@@ -99,7 +102,8 @@ fn error_of(record: &pl_record, own: OwnCall) -> Error {
         PL_REASON_CLOSED => Error::Closed,
         PL_REASON_MISMATCH => {
             let name = |dtype: u32, op: u32| {
-                let dtype = DType::from_raw(dtype).map_or_else(|_| dtype.to_string(), |d| d.to_string());
+                let dtype =
+                    DType::from_raw(dtype).map_or_else(|_| dtype.to_string(), |d| d.to_string());
                 let op = Op::from_raw(op).map_or_else(|_| op.to_string(), |o| o.to_string());
                 format!("{dtype} {op}")
             };

@@ -86,14 +86,19 @@ impl HostRank {
         self.deadline_ns = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// The epoch of the next step: how many steps this rank has finished, counted the same way on all ranks.
+    /// The epoch of the next step, the same on all ranks that have finished as many.
     pub fn epoch(&self) -> u64 {
         // SAFETY: no step is running (`&self` while steps need `&mut self`).
         unsafe { (*self.channel.get()).epoch }
     }
 
-    /// Runs a call, step by step. Returns the number of steps.
-    pub fn run(&mut self, call: &Call, plan: &Plan) -> Result<u64> {
+    /// Runs a call, step by step, each after `may_step` has agreed to its epoch. Returns the number of steps.
+    pub fn run(
+        &mut self,
+        call: &Call,
+        plan: &Plan,
+        may_step: impl Fn(u64) -> Result<()>,
+    ) -> Result<u64> {
         self.calls += 1;
         let own = OwnCall {
             rank: self.rank as u32,
@@ -112,6 +117,7 @@ impl HostRank {
         let mut done = 0u64;
         while done < call.count as u64 {
             let count = step.min(call.count as u64 - done);
+            may_step(self.epoch())?;
             let offset = done as usize * call.dtype.size();
             self.launches += 1;
             let Some(args) = self.args.as_mut() else {

@@ -154,8 +154,7 @@ mod tests {
         let peer = Mapping::import(fd.as_fd(), 8192).unwrap();
         drop(slab);
         // SAFETY: inside the mapping.
-        let (first, armed) =
-            unsafe { (*peer.base().as_ptr(), *peer.base().as_ptr().add(4096)) };
+        let (first, armed) = unsafe { (*peer.base().as_ptr(), *peer.base().as_ptr().add(4096)) };
         assert_eq!((first, armed), (0, 0xff));
     }
 

@@ -98,7 +98,12 @@ pub fn longest_piece(table: &pl_table, packs: u64) -> u64 {
 }
 
 /// Most packs of one step: the largest tile whose every piece fits its slot in whatever form it travels.
-pub fn step_packs(geometry: &pl_geometry, table: &pl_table, dtype: DType, protocol: Protocol) -> u64 {
+pub fn step_packs(
+    geometry: &pl_geometry,
+    table: &pl_table,
+    dtype: DType,
+    protocol: Protocol,
+) -> u64 {
     let phases = table.phase.iter().take(usize::from(table.phases));
     let widened = phases.clone().any(|p| p.wire_f32 != 0);
     let elements = PACK_BYTES / dtype.size();
@@ -117,7 +122,8 @@ fn widest_piece(table: &pl_table) -> (u64, u64) {
 
 const _: () = assert!(
     std::mem::size_of::<crate::launch::pl_record>() * PL_MAX_RANKS as usize <= PAGE as usize
-        && 2 * std::mem::size_of::<crate::launch::pl_call>() * PL_MAX_RANKS as usize <= PAGE as usize
+        && 2 * std::mem::size_of::<crate::launch::pl_call>() * PL_MAX_RANKS as usize
+            <= PAGE as usize
 );
 
 #[cfg(test)]

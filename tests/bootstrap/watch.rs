@@ -11,7 +11,9 @@ fn watches(dir: &Dir, n: usize) -> Vec<(Watch, Receiver<Error>)> {
     threads(n, |rank| {
         let (send, receive) = channel();
         let mesh = Mesh::connect(&id, n, rank, LONG).unwrap();
-        let watch = mesh.watch(Box::new(move |error| send.send(error).unwrap())).unwrap();
+        let watch = mesh
+            .watch(Box::new(move |error| send.send(error).unwrap()), Box::new(|_, _| ()))
+            .unwrap();
         (watch, receive)
     })
 }
@@ -24,8 +26,8 @@ fn a_goodbye_is_no_death() {
     let mut all = watches(&dir, 4);
     let (left, _) = all.remove(1);
     assert!((0..4).all(|r| !left.gone(r)));
-    left.goodbye();
-    left.goodbye();
+    left.goodbye(1);
+    left.goodbye(1);
     drop(left);
     for (watch, errors) in &all {
         eventually(|| watch.gone(1));
@@ -112,13 +114,14 @@ fn the_callback_may_drop_the_watch() {
         let mesh = Mesh::connect(&id, 2, rank, LONG).unwrap();
         if rank == 0 {
             let (slot, send) = (in_callback.clone(), send.clone());
-            let watch = mesh.watch(Box::new(move |error| {
+            let on_failure = move |error| {
                 drop(slot.lock().unwrap().take());
                 send.send(error).unwrap();
-            }));
+            };
+            let watch = mesh.watch(Box::new(on_failure), Box::new(|_, _| ()));
             *in_callback.lock().unwrap() = Some(watch.unwrap());
         } else {
-            let watch = mesh.watch(Box::new(|_| ())).unwrap();
+            let watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| ())).unwrap();
             eventually(|| slot.lock().unwrap().is_some());
             watch.tell(&Error::Closed);
         }
@@ -167,7 +170,7 @@ fn a_forked_child_cannot_speak_for_its_parent() {
     // SAFETY: the child drops this copy once and never touches the original.
     assert!(in_child(|| unsafe {
         mine.tell(&Error::Closed);
-        mine.goodbye();
+        mine.goodbye(1);
         drop(std::ptr::read(&mine));
         mine.failure().is_none()
     }));
