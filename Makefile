@@ -1,0 +1,103 @@
+# peerlane: `make demo` shows what it does, `make test` tests all of it; both install what is missing first.
+# `make help` lists the rest.
+
+CARGO ?= cargo
+MPICC ?= mpicc
+# Where `make install` puts things; DESTDIR goes before it, for packagers.
+PREFIX ?= /usr/local
+DESTDIR ?=
+# release, or dev for a quicker build.
+PROFILE ?= release
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+# Programs are linked against this name; another major version is another library.
+SONAME := libpeerlane.so.$(firstword $(subst ., ,$(VERSION)))
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
+C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
+  tests/fakecuda/*.[ch] benches/rivals/*.c)
+
+.DEFAULT_GOAL := build
+# A recipe builds or measures with all cores; two at once would disturb each other.
+.NOTPARALLEL:
+.PHONY: build rival demo test bench install uninstall bindings format clean help setup \
+  check-format check-lint check-docs check-kernels check-rust
+
+build: ## Build library, tool and, where mpicc is, the Open MPI driver
+	$(CARGO) build --workspace --features peerlane/cli --profile $(PROFILE)
+	@# Programs linked against the build folder look for the library by its soname.
+	@ln -sf libpeerlane.so $(BUILT)/$(SONAME)
+	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory rival; \
+	else echo "no $(MPICC): without 'peerlane bench --rival mpi' (openmpi-bin and libopenmpi-dev bring it)"; fi
+
+rival: $(RIVAL)
+
+$(RIVAL): benches/rivals/mpi.c
+	@mkdir -p $(@D)
+	$(MPICC) -std=c11 -D_POSIX_C_SOURCE=200809L -O3 -Wall -Wextra -Werror -o $@ $<
+
+demo: ## Measure and check an all-reduce over 4 processes, then show what else there is
+	@scripts/setup build
+	@$(MAKE) --no-print-directory build
+	@scripts/demo $(BUILT) $(RIVAL)
+
+# The tests of Rust come last: their summary is the last thing to read.
+test: ## Run every check and every test
+	@scripts/setup test
+	@$(MAKE) --no-print-directory check-format check-lint check-docs check-kernels rival check-rust
+
+check-format: ## Rust and C as rustfmt and clang-format leave it
+	$(CARGO) fmt --all --check
+	.venv/bin/clang-format --dry-run --Werror $(C_SOURCES)
+
+check-lint: ## clippy, warnings are errors
+	$(CARGO) clippy --workspace --all-targets --features peerlane/cli -- -D warnings
+
+check-docs: ## rustdoc, warnings are errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+check-kernels: ## Compile the kernels for every GPU and assert on the outcome
+	@if [ -x scripts/check-kernels ]; then scripts/check-kernels; else echo "check-kernels: no GPU kernels yet"; fi
+
+check-rust: ## cargo test, C clients included
+	$(CARGO) test --workspace --features peerlane/cli
+
+bench: build ## Host-side benchmarks, then all-reduce against Open MPI; results in target/bench
+	@mkdir -p $(TARGET)/bench
+	$(CARGO) bench --bench host
+	scripts/bench $(BUILT) $(RIVAL) $(TARGET)/bench
+
+install: ## Install library, header, pkg-config file and tool under PREFIX
+	@# Under sudo there is often no cargo: then what `make` has built is installed.
+	@if command -v $(CARGO) >/dev/null; then $(MAKE) --no-print-directory build; fi
+	@test -f $(BUILT)/libpeerlane.so -a -f $(BUILT)/peerlane || \
+	  { echo "nothing built in $(BUILT) and no cargo here: run 'make' first" >&2; exit 1; }
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 755 $(BUILT)/libpeerlane.so $(DESTDIR)$(PREFIX)/lib/libpeerlane.so.$(VERSION)
+	ln -sf libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libpeerlane.so
+	install -m 644 include/peerlane.h $(DESTDIR)$(PREFIX)/include/peerlane.h
+	sed 's|@prefix@|$(PREFIX)|' ffi/c/peerlane.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
+	install -m 755 $(BUILT)/peerlane $(DESTDIR)$(PREFIX)/bin/peerlane
+	@if [ -f $(RIVAL) ]; then install -D -m 755 $(RIVAL) $(DESTDIR)$(PREFIX)/libexec/peerlane/peerlane-rival-mpi; fi
+	@if [ -z "$(DESTDIR)" ]; then echo "installed; if $(PREFIX)/lib is in the loader's path, run ldconfig"; fi
+
+uninstall: ## Remove what install put there
+	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
+	rm -f $(DESTDIR)$(PREFIX)/include/peerlane.h $(DESTDIR)$(PREFIX)/bin/peerlane
+	rm -rf $(DESTDIR)$(PREFIX)/libexec/peerlane
+
+format: ## Format Rust and C
+	@scripts/setup test
+	$(CARGO) fmt --all
+	.venv/bin/clang-format -i $(C_SOURCES)
+
+clean: ## Remove what was built; .venv stays
+	$(CARGO) clean
+
+help: ## This list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+	  printf '  make %-14s %s\n' "$$name" "$$text"; done
