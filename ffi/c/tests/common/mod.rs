@@ -40,8 +40,8 @@ fn build_library() -> PathBuf {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout).unwrap();
-    let quoted = messages.split('"').filter(|text| text.ends_with("/libpeerlane.so"));
-    let path = PathBuf::from(quoted.last().expect("cargo names what it built"));
+    let mut quoted = messages.split('"').filter(|text| text.ends_with("/libpeerlane.so"));
+    let path = PathBuf::from(quoted.next_back().expect("cargo names what it built"));
     assert!(path.is_file(), "{} is not there", path.display());
     path
 }
