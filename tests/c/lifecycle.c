@@ -93,20 +93,29 @@ static void destroyed_under_a_call(void) {
   for (i = 0; i < 2; i++) CHECK(pthread_join(racers[i], NULL) == 0);
 }
 
-/* A group on this thread names a stream and a communicator that another thread destroys before the group's end. */
+static void* destroy_stream(void* stream) {
+  OK(peerlane_stream_destroy((peerlane_stream_t)stream));
+  return NULL;
+}
+
+/* A group on this thread names a stream and a communicator that other threads destroy before the group's end: they wait. */
 static void destroyed_under_a_group(void) {
   peerlane_comm_t comm;
-  pthread_t destroyer;
+  peerlane_stream_t stream;
+  pthread_t destroyers[2];
   double data[500];
   int i, value;
   OK(peerlane_comm_create_local(&comm, 1, NULL));
+  OK(peerlane_stream_create(&stream));
   for (i = 0; i < 500; i++) data[i] = i;
   OK(peerlane_group_start());
-  OK(peerlane_all_reduce(comm, data, data, 500, PEERLANE_FLOAT64, PEERLANE_SUM, NULL));
-  CHECK(pthread_create(&destroyer, NULL, destroy_it, comm) == 0);
-  while (peerlane_comm_rank(comm, &value) == PEERLANE_SUCCESS) continue;
+  OK(peerlane_all_reduce(comm, data, data, 500, PEERLANE_FLOAT64, PEERLANE_SUM, stream));
+  CHECK(pthread_create(&destroyers[0], NULL, destroy_it, comm) == 0);
+  CHECK(pthread_create(&destroyers[1], NULL, destroy_stream, stream) == 0);
+  while (peerlane_comm_rank(comm, &value) == PEERLANE_SUCCESS) usleep(1000);
+  while (peerlane_stream_synchronize(stream) == PEERLANE_SUCCESS) usleep(1000);
   OK(peerlane_group_end());
-  CHECK(pthread_join(destroyer, NULL) == 0);
+  for (i = 0; i < 2; i++) CHECK(pthread_join(destroyers[i], NULL) == 0);
   for (i = 0; i < 500; i++) CHECK(data[i] == i);
 }
 

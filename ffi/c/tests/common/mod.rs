@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The repository.
@@ -17,14 +18,31 @@ pub fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// The shared object that cargo built for this test run: it lies beside the test's own executable.
+/// The shared object, built now. `cargo test` builds no cdylib for integration tests: what lies in the target directory may be
+/// of another day. Its build lock is free again when tests run, so cargo can be called here.
 pub fn library() -> PathBuf {
-    let path = std::env::current_exe().unwrap().parent().unwrap().join("libpeerlane.so");
-    assert!(
-        path.is_file(),
-        "{} is missing; cargo builds it before it runs this test",
-        path.display()
-    );
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(build_library).clone()
+}
+
+fn build_library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    // <target>/<profile directory>/deps/<test>
+    let profile_dir = test.ancestors().nth(2).unwrap();
+    // What `cargo test` built the library with, so that nothing but the cdylib is left to do.
+    let profile = if profile_dir.ends_with("release") { "release" } else { "test" };
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "peerlane-c", "--lib", "--profile", profile])
+        .args(["--message-format", "json-render-diagnostics", "--target-dir"])
+        .arg(profile_dir.parent().unwrap())
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout).unwrap();
+    let mut quoted = messages.split('"').filter(|text| text.ends_with("/libpeerlane.so"));
+    let path = PathBuf::from(quoted.next_back().expect("cargo names what it built"));
+    assert!(path.is_file(), "{} is not there", path.display());
     path
 }
 
