@@ -78,8 +78,12 @@ fn register(fd: RawFd) -> &'static AtomicI32 {
             None => {
                 let fresh = Box::into_raw(Box::new(Segment::new()));
                 let null = std::ptr::null_mut();
-                match segment.next.compare_exchange(null, fresh, Ordering::AcqRel, Ordering::Acquire)
-                {
+                match segment.next.compare_exchange(
+                    null,
+                    fresh,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                ) {
                     // SAFETY: just leaked, and never freed once it is in the list.
                     Ok(_) => unsafe { &*fresh },
                     Err(theirs) => {

@@ -2,10 +2,11 @@
 
 use super::fork::{Fd, Owner};
 use super::join::join;
+use super::link::Link;
 use super::mesh::Peer;
 use super::rendezvous::{check_user, Met, RENDEZVOUS};
 use super::run_dir::{effective_uid, unlink, RunDir};
-use super::socket::{accept, after, explain, listen, own_pidfd, pair, readable, wait, Link};
+use super::socket::{accept, after, explain, listen, own_pidfd, pair, readable, wait};
 use super::vote::{died, setup};
 use super::wire::{Hello, Message, Preamble, Process, MAX_HELLO, PROTOCOL};
 use super::UniqueId;
@@ -137,11 +138,9 @@ fn introduce(peers: &[Option<Peer>], members: &[Process], until: Instant) -> Res
             }
         }
         let members = members.to_vec();
-        if let Err(error) = peer.link.send(
-            &Message::Welcome { members: members.clone(), pidfds },
-            &fds,
-            until,
-        ) {
+        if let Err(error) =
+            peer.link.send(&Message::Welcome { members: members.clone(), pidfds }, &fds, until)
+        {
             outcome = outcome.and(Err(error));
             let bare = Message::Welcome { members, pidfds: Vec::new() };
             let _ = peer.link.send(&bare, &[], until);
@@ -151,8 +150,9 @@ fn introduce(peers: &[Option<Peer>], members: &[Process], until: Instant) -> Res
         for (low, below) in peers[..high].iter().enumerate() {
             let (Some(above), Some(below)) = (above, below) else { continue };
             let told = match pair() {
-                Ok((a, b)) => hand_over(below, high, &a, until)
-                    .and(hand_over(above, low, &b, until)),
+                Ok((a, b)) => {
+                    hand_over(below, high, &a, until).and(hand_over(above, low, &b, until))
+                }
                 Err(e) => {
                     let error = explain("socketpair", &e);
                     for (peer, rank) in [(below, high), (above, low)] {
@@ -216,9 +216,9 @@ impl Host<'_> {
             (1..self.seats.len()).filter(|&r| self.seats[r].is_none()).collect();
         let strangers = match self.turned_away + self.pending.len() {
             0 => String::new(),
-            n => format!(
-                "; {n} connections did not show this id's token, so is another id in use?"
-            ),
+            n => {
+                format!("; {n} connections did not show this id's token, so is another id in use?")
+            }
         };
         let first = missing.first().copied().unwrap_or(0);
         let reason = format!("ranks {missing:?} did not come within {deadline:?}{strangers}");

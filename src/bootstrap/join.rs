@@ -1,10 +1,11 @@
 //! The rendezvous as every rank but 0 sees it.
 
 use super::fork::Fd;
+use super::link::Link;
 use super::mesh::Peer;
 use super::rendezvous::{check_user, Met, LINKS, RENDEZVOUS};
 use super::run_dir::{effective_uid, unlink, RunDir};
-use super::socket::{after, connect, explain, own_pidfd, Link};
+use super::socket::{after, connect, explain, own_pidfd};
 use super::vote::{hear, setup};
 use super::wire::{Hello, Message, Preamble, Process, PROTOCOL};
 use super::UniqueId;
@@ -18,10 +19,14 @@ use std::time::{Duration, Instant};
 /// How long a socket may refuse connections before its listener counts as dead. Rank 0 lets it appear in the directory a
 /// few microseconds before it listens.
 const REFUSED: Duration = Duration::from_secs(1);
+/// How long the listener of a dead rank 0 may take to close.
+const LISTENER_CLOSES: Duration = Duration::from_millis(500);
 
 enum Attempt {
     Admitted(Peer),
-    /// Nobody there yet, or it closed on us before it said anything.
+    /// There is no socket.
+    Absent,
+    /// It had no time for us, or closed on us before it said anything.
     Later(String),
     /// The name is there and nobody listens.
     Refused,
@@ -34,38 +39,39 @@ pub(super) fn join(id: &UniqueId, n: usize, rank: usize, deadline: Duration) -> 
     // Rank 0 may have started one deadline after this rank, and then has its own.
     let patience = after(deadline.saturating_mul(2));
     let hello = Hello::new(n, rank)?;
+    let mut seen = false;
     let mut refused_since = None;
     let mut pause = Duration::from_micros(500);
     let (mut rank_0, socket) = loop {
         let mut why = format!("the run directory {} does not exist", id.run_dir().display());
         if let Some(dir) = RunDir::open(id.run_dir())? {
             let socket = dir.socket(&id.socket_name());
+            let over = |how: &str| {
+                let reason = format!("{how} {}: rank 0 died, or had failed", socket.display());
+                Err(setup(0, RENDEZVOUS, reason + " before; make a new unique id"))
+            };
             match attempt(&socket, id, &hello, until)? {
                 Attempt::Admitted(peer) => break (peer, socket),
+                // It cannot have been removed after a success, which takes this rank.
+                Attempt::Absent if seen => return over("somebody removed the socket"),
+                Attempt::Absent => why = format!("there is no socket {}", socket.display()),
                 Attempt::Later(reason) => {
-                    refused_since = None;
+                    (seen, refused_since) = (true, None);
                     why = reason;
                 }
                 Attempt::Refused => {
-                    let since = *refused_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= REFUSED {
+                    seen = true;
+                    if refused_since.get_or_insert_with(Instant::now).elapsed() >= REFUSED {
                         remove_dead(&socket);
-                        return Err(setup(
-                            0,
-                            RENDEZVOUS,
-                            format!(
-                                "nobody listens at {}: rank 0 died, or the name is a leftover; make \
-                                 a new unique id",
-                                socket.display()
-                            ),
-                        ));
+                        return over("nobody listens at");
                     }
                     why = "nobody listens at its socket".into();
                 }
             }
         }
         if Instant::now() >= until {
-            let reason = format!("it admitted rank {rank} to no rendezvous within {deadline:?}: {why}");
+            let reason =
+                format!("it admitted rank {rank} to no rendezvous within {deadline:?}: {why}");
             return Err(setup(0, RENDEZVOUS, reason));
         }
         std::thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
@@ -84,9 +90,7 @@ pub(super) fn join(id: &UniqueId, n: usize, rank: usize, deadline: Duration) -> 
 fn attempt(socket: &Path, id: &UniqueId, hello: &Hello, until: Instant) -> Result<Attempt> {
     let link = match connect(socket) {
         Ok(fd) => Link::new(fd),
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            return Ok(Attempt::Later(format!("there is no socket {}", socket.display())))
-        }
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Attempt::Absent),
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Ok(Attempt::Refused),
         Err(e) if e.kind() == ErrorKind::WouldBlock => {
             return Ok(Attempt::Later("its queue of connections is full".into()))
@@ -180,11 +184,17 @@ fn unexpected(message: &Message) -> Error {
 }
 
 /// Removes the socket of a rank 0 that died. Whether it did is asked of the kernel: only a socket that refuses
-/// connections is removed.
+/// connections is removed. A dying process closes its descriptors one after the other, so the listener may outlive
+/// the connection whose end told of the death by a moment.
 fn remove_dead(socket: &Path) {
-    let is_socket = std::fs::symlink_metadata(socket).is_ok_and(|m| m.file_type().is_socket());
-    let refuses = || connect(socket).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
-    if is_socket && refuses() {
-        unlink(socket);
+    let until = after(LISTENER_CLOSES);
+    while std::fs::symlink_metadata(socket).is_ok_and(|m| m.file_type().is_socket()) {
+        if connect(socket).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused) {
+            return unlink(socket);
+        }
+        if Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

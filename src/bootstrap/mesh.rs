@@ -3,8 +3,9 @@
 use super::fork::{Fd, Owner};
 use super::host::host;
 use super::join::join;
+use super::link::Link;
 use super::rendezvous;
-use super::socket::{after, readable, wait, Link};
+use super::socket::{after, readable, wait};
 use super::vote::{pass_on, preside, receive_passed, setup, take_part, Contribution};
 use super::watch::{start, Watch};
 use super::wire::{decode, encode, Message, Process, MAX_CONTRIBUTION, MAX_FDS};

@@ -17,6 +17,7 @@
 mod fork;
 mod host;
 mod join;
+mod link;
 mod mesh;
 mod rendezvous;
 mod run_dir;

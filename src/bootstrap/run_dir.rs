@@ -77,9 +77,8 @@ impl RunDir {
             }
             Err(e) => return Err(Error::os(format!("open({})", path.display()), &e)),
         };
-        let meta = file
-            .metadata()
-            .map_err(|e| Error::os(format!("fstat({})", path.display()), &e))?;
+        let meta =
+            file.metadata().map_err(|e| Error::os(format!("fstat({})", path.display()), &e))?;
         let uid = effective_uid();
         if meta.uid() != uid {
             return refuse(format!(

@@ -249,7 +249,12 @@ mod tests {
         assert!(said(&|b| b[AT_VERSION] = 9).contains("version 9"));
         assert!(said(&|b| b[AT_TOKEN] ^= 1).contains("checksum"));
         assert!("abc".parse::<UniqueId>().unwrap_err().to_string().contains("3 characters"));
-        assert!("g".repeat(256).parse::<UniqueId>().unwrap_err().to_string().contains("character 1"));
+        assert!("g"
+            .repeat(256)
+            .parse::<UniqueId>()
+            .unwrap_err()
+            .to_string()
+            .contains("character 1"));
     }
 
     #[test]

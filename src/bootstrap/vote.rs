@@ -5,8 +5,9 @@
 //! the verdict, learns of rank 0's death, or has waited twice the deadline (rank 0 may have begun up to one deadline
 //! later). Nobody acts on a failure that it has only seen itself.
 
+use super::link::Delivery;
 use super::mesh::Peer;
-use super::socket::{after, wait, Delivery};
+use super::socket::{after, wait};
 use super::wire::{Message, MAX_BODY};
 use crate::error::{Error, Result};
 use std::os::fd::{AsFd, OwnedFd};
@@ -90,9 +91,9 @@ fn read_vote(peer: &mut Peer, rank: usize, stage: &str) -> Option<Ballot> {
         (Message::Vote { outcome: Err(error), .. } | Message::Failed(error), _) => {
             Ballot::Failed(error)
         }
-        (other, _) => Ballot::Failed(Error::Internal(format!(
-            "rank {rank} sent {other:?} instead of a vote"
-        ))),
+        (other, _) => {
+            Ballot::Failed(Error::Internal(format!("rank {rank} sent {other:?} instead of a vote")))
+        }
     })
 }
 

@@ -228,9 +228,7 @@ impl Watcher<'_> {
             let blind = polled.is_err();
             let failure = match polled {
                 Ok(_) => self.look_around(),
-                Err(error) => {
-                    self.shared.fail(&mut self.shared.state(), &error).then_some(error)
-                }
+                Err(error) => self.shared.fail(&mut self.shared.state(), &error).then_some(error),
             };
             if let (Some(error), false) = (failure, self.is_stopping()) {
                 (self.on_failure)(error);

@@ -117,12 +117,7 @@ impl Communicator {
         let mut host = HostRank::new(rank, slab, peers?, Arc::clone(&fault), check);
         let nonces = mesh.all_gather("draw test data", selftest::nonce())?;
         host.set_deadline(config.setup_deadline);
-        let tested = mesh.guard(
-            |error| {
-                fault.raise(error);
-            },
-            || selftest::run(&mut host, &plans, rank, &nonces),
-        );
+        let tested = selftest::run(&mut host, &plans, rank, &nonces);
         mesh.vote("test the lane", tested)?;
         host.set_deadline(config.deadline);
 
@@ -262,8 +257,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.inner.order.drain();
-        let epoch = self.inner.host.lock().unwrap_or_else(PoisonError::into_inner).epoch();
-        self.inner.watch.goodbye(epoch);
+        self.inner.watch.goodbye();
     }
 }
 

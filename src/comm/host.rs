@@ -127,7 +127,7 @@ impl HostRank {
             args.chunk_packs = CHUNK_PACKS.max(least) as u32;
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped here at `base`;
             // the caller vouches for input and output; one step at a time runs on this channel.
-            unsafe { cpu::all_reduce(args) };
+            unsafe { cpu::all_reduce(args)? };
             steps += 1;
             done += count;
             if self.fault.aborted() {
@@ -139,8 +139,8 @@ impl HostRank {
 
     /// Points the arguments at `plan`. They are kept between calls: copying a table costs more than a small call.
     fn prepare(&mut self, call: &Call, plan: &Plan, step: u64) -> Result<()> {
-        let tile = step.min(call.count as u64) * call.dtype.acc_size() as u64;
-        let words = tile.div_ceil(PACK_BYTES as u64) as usize + 1;
+        let bytes = cpu::partial_bytes(call.dtype, step.min(call.count as u64));
+        let words = (bytes as usize).div_ceil(PACK_BYTES);
         if self.partial.len() < words {
             self.partial
                 .try_reserve_exact(words - self.partial.len())

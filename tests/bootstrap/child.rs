@@ -5,7 +5,7 @@ use peerlane::bootstrap::{Mesh, UniqueId, Watch};
 use peerlane::{Error, Result};
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, Receiver};
 use std::time::Duration;
 
 /// The places at which a rank can be made to die.
@@ -38,7 +38,9 @@ fn rank() {
     let (rank, n): (usize, usize) = (rank.parse().unwrap(), n.parse().unwrap());
     let words: Vec<&str> = task.split(' ').collect();
     let outcome = match words[0] {
-        "die" => all_stages(&id, n, rank, words[1].parse().unwrap(), words[2]),
+        "die" => all_stages(&id, n, rank, words[1].parse().unwrap(), words[2], LONG),
+        "run" => all_stages(&id, n, rank, n, "", Duration::from_secs(words[1].parse().unwrap())),
+        "pair" => pair(&id, n, rank),
         "limit" => limited(&id, n, rank, words[1].parse().unwrap(), words[2].parse().unwrap()),
         "cycles" => cycles(words[1].parse().unwrap()),
         other => panic!("unknown task {other}"),
@@ -50,15 +52,16 @@ fn rank() {
     say("ended", &clock().to_string());
 }
 
-/// Goes through set-up and then works for ever; rank `victim` dies at `place`, or does after set-up what `place` says.
-fn all_stages(id: &UniqueId, n: usize, rank: usize, victim: usize, place: &str) -> Result<()> {
-    let here = |now: &str| {
-        if (rank, now) == (victim, place) {
-            kill_myself();
-        }
-    };
+/// Goes through all stages, calling `here` with the name of each place before it.
+fn set_up(
+    id: &UniqueId,
+    n: usize,
+    rank: usize,
+    deadline: Duration,
+    here: impl Fn(&str),
+) -> Result<(Watch, Receiver<Error>)> {
     say("started", "-");
-    let mut mesh = Mesh::connect(id, n, rank, LONG)?;
+    let mut mesh = Mesh::connect(id, n, rank, deadline)?;
     here("alpha");
     mesh.all_gather("alpha", Ok(rank as u32))?;
     here("handles");
@@ -72,10 +75,27 @@ fn all_stages(id: &UniqueId, n: usize, rank: usize, victim: usize, place: &str) 
     }))?;
     say("working", "-");
     here("work");
+    Ok((watch, receive))
+}
+
+/// Sets up and then works for ever; rank `victim` dies at `place`, or does after set-up what `place` says.
+fn all_stages(
+    id: &UniqueId,
+    n: usize,
+    rank: usize,
+    victim: usize,
+    place: &str,
+    deadline: Duration,
+) -> Result<()> {
+    let (watch, errors) = set_up(id, n, rank, deadline, |now| {
+        if (rank, now) == (victim, place) {
+            kill_myself();
+        }
+    })?;
     if rank == victim {
         leave(place, &watch);
     }
-    match receive.recv_timeout(LONG) {
+    match errors.recv_timeout(LONG) {
         Ok(error) => {
             // What a rank does in practice: it stops at once, without a goodbye, which must not be taken for the cause.
             std::mem::forget(watch);
@@ -83,6 +103,12 @@ fn all_stages(id: &UniqueId, n: usize, rank: usize, victim: usize, place: &str) 
         }
         Err(_) => Ok(()),
     }
+}
+
+/// Two ranks of one process, `rank` and the next, which dies once both are at work.
+fn pair(id: &UniqueId, n: usize, rank: usize) -> Result<()> {
+    let _both = crate::support::threads(2, |i| set_up(id, n, rank + i, LONG, |_| ()).unwrap());
+    kill_myself()
 }
 
 fn leave(place: &str, watch: &Watch) {

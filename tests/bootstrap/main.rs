@@ -1,6 +1,12 @@
 //! Bootstrap: ranks meet, agree, exchange descriptors, and learn of each other's death.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::exit
+)]
 
 mod child;
 mod deaths;

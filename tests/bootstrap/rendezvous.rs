@@ -74,8 +74,7 @@ fn a_rank_with_another_n_is_named_on_all_at_once() {
     let dir = Dir::new();
     let id = dir.id();
     let start = Instant::now();
-    let results =
-        threads(3, |rank| Mesh::connect(&id, if rank == 2 { 4 } else { 3 }, rank, LONG));
+    let results = threads(3, |rank| Mesh::connect(&id, if rank == 2 { 4 } else { 3 }, rank, LONG));
     assert_setup(&common_error(results), 2, "rendezvous", "given 4 ranks, rank 0 was given 3");
     assert!(start.elapsed() < LONG / 2);
     dir.assert_empty();
@@ -127,9 +126,10 @@ fn an_id_of_another_user_is_refused() {
     let mut bytes = *dir.id().as_bytes();
     bytes[12] ^= 1;
     // The checksum is not a secret: recompute it as the format says (FNV-1a over all other bytes).
-    let sum = bytes[..40].iter().chain(&bytes[48..]).fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| {
-        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
-    });
+    let sum = bytes[..40]
+        .iter()
+        .chain(&bytes[48..])
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     bytes[40..48].copy_from_slice(&sum.to_le_bytes());
     let id = UniqueId::from_bytes(bytes).unwrap();
     for rank in 0..2 {

@@ -4,8 +4,9 @@ use crate::support::*;
 use peerlane::bootstrap::Mesh;
 use peerlane::{Error, Result};
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 fn memfd(text: &str) -> OwnedFd {
@@ -20,11 +21,10 @@ fn memfd(text: &str) -> OwnedFd {
 }
 
 fn text(fd: &OwnedFd) -> String {
-    let mut file = File::from(fd.try_clone().unwrap());
-    file.rewind().unwrap();
-    let mut text = String::new();
-    file.read_to_string(&mut text).unwrap();
-    text
+    // Read at a place: all ranks share the descriptor's position.
+    let mut bytes = [0; 64];
+    let got = File::from(fd.try_clone().unwrap()).read_at(&mut bytes, 0).unwrap();
+    String::from_utf8(bytes[..got].to_vec()).unwrap()
 }
 
 const STAGES: [&str; 4] = ["plan", "slabs", "proof", "watch"];

@@ -36,8 +36,10 @@ fn opening(id: &UniqueId) -> Vec<u8> {
 /// Whether the other side has closed, waiting for it.
 fn is_closed(mut stream: &UnixStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    matches!(stream.read(&mut [0; 1]), Ok(0))
-        || stream.read(&mut [0; 1]).is_err_and(|e| e.raw_os_error() == Some(libc::ECONNRESET))
+    match stream.read(&mut [0; 1]) {
+        Ok(got) => got == 0,
+        Err(e) => e.raw_os_error() == Some(libc::ECONNRESET),
+    }
 }
 
 #[test]
@@ -132,13 +134,14 @@ fn another_version_of_the_protocol_is_named_and_not_dropped() {
 
 #[test]
 fn a_name_in_the_way_is_an_error_on_all_and_is_not_followed() {
-    let plant: [(&str, fn(&Path, &Path)); 4] = [
+    type Plant = fn(&Path, &Path);
+    let plants: [(&str, Plant); 4] = [
         ("file", |path, _| std::fs::write(path, "").unwrap()),
         ("directory", |path, _| std::fs::create_dir(path).unwrap()),
         ("link", |path, to| std::os::unix::fs::symlink(to, path).unwrap()),
         ("socket", |path, _| drop(UnixListener::bind(path).unwrap())),
     ];
-    for (what, plant) in plant {
+    for (what, plant) in plants {
         let dir = Dir::new();
         let id = dir.id();
         let elsewhere = dir.0.join("elsewhere");

@@ -108,7 +108,6 @@ pub fn clock() -> u128 {
 /// A rank in a process of its own; killed when dropped.
 pub struct Rank {
     pub child: Child,
-    pub rank: usize,
 }
 
 /// Starts the scenario `task` of `child.rs` as `rank` of `n`, behind `wrapper` (such as `unshare`) if it is not empty.
@@ -126,7 +125,7 @@ pub fn process(id: &UniqueId, n: usize, rank: usize, task: &str, wrapper: &[&str
         .stderr(Stdio::inherit())
         .spawn()
         .unwrap();
-    Rank { child, rank }
+    Rank { child }
 }
 
 impl Rank {

@@ -142,3 +142,57 @@ fn all_may_leave_at_once() {
     }
     dir.assert_empty();
 }
+
+/// Forks; the child runs `f` and ends without destructors of its own.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child makes system calls and small allocations only (glibc keeps its allocator usable after a fork).
+    unsafe {
+        let pid = libc::fork();
+        assert!(pid >= 0);
+        if pid == 0 {
+            libc::alarm(20);
+            libc::_exit(i32::from(!f()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+}
+
+#[test]
+fn a_forked_child_cannot_speak_for_its_parent() {
+    let dir = Dir::new();
+    let mut all = watches(&dir, 2);
+    let (mine, errors) = all.remove(0);
+    // SAFETY: the child drops this copy once and never touches the original.
+    assert!(in_child(|| unsafe {
+        mine.tell(&Error::Closed);
+        mine.goodbye();
+        drop(std::ptr::read(&mine));
+        mine.failure().is_none()
+    }));
+    assert!(all[0].1.recv_timeout(QUIET).is_err());
+    assert!(!all[0].0.gone(0) && !mine.gone(1));
+    // Control: the parent still can.
+    mine.tell(&Error::Closed);
+    assert_eq!(all[0].1.recv_timeout(LONG).unwrap(), Error::Closed);
+    assert!(errors.try_recv().is_err());
+}
+
+#[test]
+fn set_up_cannot_go_on_in_a_forked_child() {
+    let dir = Dir::new();
+    let mut all = meshes(&dir, 2);
+    assert!(in_child(|| matches!(all[1].vote("fork", Ok(())), Err(Error::Unsupported(_)))));
+    let mut second = all.pop().unwrap();
+    let mut first = all.pop().unwrap();
+    // SAFETY: the child drops this copy once and never touches the original.
+    assert!(in_child(|| unsafe {
+        drop(std::ptr::read(&second));
+        true
+    }));
+    std::thread::scope(|scope| {
+        scope.spawn(move || first.vote("on", Ok(())).unwrap());
+        scope.spawn(move || second.vote("on", Ok(())).unwrap());
+    });
+}

@@ -1,0 +1,107 @@
+//! Runs a test against the stand-in driver: in a process of its own, whose loader finds it as `libcuda.so.1`.
+
+use std::ffi::{c_void, CString};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+const CHILD: &str = "PEERLANE_TEST_CHILD";
+
+/// A folder with the stand-in driver in it, under the names that programs look for.
+pub fn driver_folder() -> PathBuf {
+    let built = std::env::current_exe().unwrap().with_file_name("libfakecuda.so");
+    assert!(built.exists(), "{} was not built with the tests", built.display());
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fakecuda");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        // Tests share the folder, and it stays for the next run.
+        let _ = std::os::unix::fs::symlink(&built, folder.join(name));
+    }
+    folder
+}
+
+/// Runs `body` in a new process with `env`, in which this test `name` runs alone; its failure is the test's.
+pub fn in_child(name: &str, env: &[(&str, &str)], body: fn()) {
+    let folder = driver_folder();
+    in_child_with(name, env, folder.to_str().unwrap(), body);
+}
+
+/// The same with a library path of the test's choice.
+pub fn in_child_with(name: &str, env: &[(&str, &str)], library_path: &str, body: fn()) {
+    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .env("LD_LIBRARY_PATH", library_path)
+        .envs(env.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    // A name that matches nothing would pass as well.
+    assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
+}
+
+fn symbol(name: &str) -> *mut c_void {
+    let name = CString::new(name).unwrap();
+    // SAFETY: opens the library that the driver layer has opened, and looks up an exported function.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        assert!(!library.is_null());
+        let found = libc::dlsym(library, name.as_ptr());
+        assert!(!found.is_null(), "{name:?}");
+        found
+    }
+}
+
+/// Makes a host function a kernel whose one parameter is an `A`.
+pub fn register_kernel<A>(name: &str, run: unsafe extern "C" fn(*const A)) {
+    type Register =
+        unsafe extern "C" fn(*const i8, unsafe extern "C" fn(*const c_void), usize) -> u32;
+    let name = CString::new(name).unwrap();
+    // SAFETY: the exported function's own type; the kernel is called with a pointer to an `A`.
+    unsafe {
+        let register: Register = std::mem::transmute(symbol("fakecuda_register_kernel"));
+        let run = std::mem::transmute::<
+            unsafe extern "C" fn(*const A),
+            unsafe extern "C" fn(*const c_void),
+        >(run);
+        assert_eq!(register(name.as_ptr(), run, size_of::<A>()), 0);
+    }
+}
+
+/// Replaces the rules of refusal, and counts calls from one again.
+pub fn set_fail(rules: &str) {
+    let rules = CString::new(rules).unwrap();
+    // SAFETY: the exported function's own type.
+    unsafe {
+        let set: unsafe extern "C" fn(*const i8) = std::mem::transmute(symbol("fakecuda_set_fail"));
+        set(rules.as_ptr());
+    }
+}
+
+/// How often a call was made since the last [`set_fail`].
+pub fn calls(name: &str) -> u64 {
+    let name = CString::new(name).unwrap();
+    // SAFETY: the exported function's own type.
+    unsafe {
+        let calls: unsafe extern "C" fn(*const i8) -> u64 =
+            std::mem::transmute(symbol("fakecuda_calls"));
+        calls(name.as_ptr())
+    }
+}
+
+/// What is alive: contexts, allocations, physical handles, reservations, mappings, opened handles, registrations, modules,
+/// streams, events, graphs, executables, user objects.
+pub fn live() -> [u64; 13] {
+    let mut counts = [0; 13];
+    // SAFETY: the exported function's own type.
+    unsafe {
+        let live: unsafe extern "C" fn(*mut [u64; 13]) =
+            std::mem::transmute(symbol("fakecuda_live"));
+        live(&mut counts);
+    }
+    counts
+}

@@ -1,0 +1,208 @@
+//! Modules, functions and launches: a kernel is a host function that runs the whole grid, given a copy of its one parameter.
+
+#[allow(unused)]
+#[path = "../../../src/launch.rs"]
+mod launch;
+
+use crate::capture::forbid_in_capture;
+use crate::config::config;
+use crate::context::current;
+use crate::entry::{entry, lock};
+use crate::errors::{
+    get_text, put, DEVICE_KERNEL_IMAGE_IS_INVALID, INVALID_ARGUMENT, NAMED_SYMBOL_NOT_FOUND,
+};
+use crate::stream::{enqueue, resolve};
+use crate::table::Table;
+use cudarc::driver::sys::{CUfunction_attribute as A, CUlaunchConfig};
+use launch::pl_args;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void, CString};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+pub type HostKernel = unsafe extern "C" fn(*const c_void);
+
+#[derive(Clone, Copy)]
+struct Function {
+    run: HostKernel,
+    bytes: usize,
+    module: usize,
+}
+
+static MODULES: Table<()> = Table::new();
+static FUNCTIONS: Table<Function> = Table::new();
+static KERNELS: Mutex<BTreeMap<String, (HostKernel, usize)>> = Mutex::new(BTreeMap::new());
+static LAUNCHES: AtomicU64 = AtomicU64::new(1);
+
+pub fn live_modules() -> usize {
+    MODULES.len()
+}
+
+/// Makes `name` a kernel of every module from now on.
+pub fn register(name: String, run: HostKernel, bytes: usize) {
+    lock(&KERNELS).insert(name, (run, bytes));
+}
+
+/// The library of host kernels, if one is named.
+static LIBRARY: LazyLock<Option<usize>> = LazyLock::new(|| {
+    let path = config().kernels.as_ref()?;
+    let name = CString::new(path.as_str()).ok()?;
+    // SAFETY: a terminated path; its initialisers are the test's own.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        crate::config::bad("FAKECUDA_KERNELS", path);
+    }
+    Some(library as usize)
+});
+
+fn in_library(symbol: &str) -> Option<HostKernel> {
+    let symbol = CString::new(symbol).ok()?;
+    // SAFETY: an open library and a terminated name.
+    let found = unsafe { libc::dlsym((*LIBRARY)? as *mut c_void, symbol.as_ptr()) };
+    // SAFETY: a host kernel by its name, so of this type.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, HostKernel>(found) })
+}
+
+/// The host function of a kernel and the bytes of its parameter.
+fn find(name: &str) -> Result<(HostKernel, usize), u32> {
+    if let Some(kernel) = lock(&KERNELS).get(name) {
+        return Ok(*kernel);
+    }
+    let args = size_of::<pl_args>();
+    let mapped = config().kernel_map.iter().find(|(prefix, ..)| name.starts_with(prefix));
+    let (symbol, bytes) = match mapped {
+        Some((_, symbol, 0)) => (symbol.as_str(), args),
+        Some((_, symbol, bytes)) => (symbol.as_str(), *bytes),
+        None => (name, args),
+    };
+    in_library(symbol).map(|run| (run, bytes)).ok_or(NAMED_SYMBOL_NOT_FOUND)
+}
+
+fn function(handle: usize) -> Result<Function, u32> {
+    let function = *FUNCTIONS.get(handle)?;
+    // A function dies with its module.
+    MODULES.get(function.module).map(|_| function)
+}
+
+/// # Safety
+/// `params` points to pointers to the kernel's parameters, as the driver API asks.
+unsafe fn launch_kernel(
+    handle: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    stream: usize,
+    params: *mut *mut c_void,
+) -> Result<(), u32> {
+    let function = function(handle)?;
+    let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
+    if grid.contains(&0) || threads == 0 || threads > 1024 || params.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: one parameter of the function's size; it is copied now, as the real driver does.
+    let params = unsafe { std::slice::from_raw_parts((*params).cast::<u8>(), function.bytes) };
+    // In words, so that the copy is aligned for whatever struct it is.
+    let mut words = vec![0u128; params.len().div_ceil(16)];
+    // SAFETY: the words hold at least as many bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(params.as_ptr(), words.as_mut_ptr().cast(), params.len())
+    };
+    let stream = resolve(stream)?;
+    enqueue(
+        &stream,
+        Arc::new(move || {
+            let mut words = words.clone();
+            if function.bytes == size_of::<pl_args>() {
+                // Every launch has an id of its own, every replay of one node included, like %gridid on a GPU.
+                let args: *mut pl_args = words.as_mut_ptr().cast();
+                // SAFETY: the copy is a `pl_args`, by its size, and aligned.
+                unsafe { (*args).launch = LAUNCHES.fetch_add(1, Ordering::Relaxed) };
+            }
+            // SAFETY: the host kernel of this name takes a pointer to this struct.
+            unsafe { (function.run)(words.as_ptr().cast()) };
+        }),
+    )
+}
+
+entry! {
+    fn cuModuleLoadData(module: *mut usize, image: *const c_void) {
+        current()?;
+        forbid_in_capture()?;
+        if image.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // Anything is a module, but for what is plainly nothing.
+        if *image.cast::<u8>() == 0 {
+            return Err(DEVICE_KERNEL_IMAGE_IS_INVALID);
+        }
+        put(module, MODULES.insert(()))
+    }
+    fn cuModuleUnload(module: usize) {
+        current()?;
+        MODULES.remove(module).map(|_| ())
+    }
+    fn cuModuleGetFunction(out: *mut usize, module: usize, name: *const c_char) {
+        MODULES.get(module)?;
+        let (run, bytes) = find(&get_text(name)?)?;
+        put(out, FUNCTIONS.insert(Function { run, bytes, module }))
+    }
+    fn cuFuncLoad(handle: usize) {
+        function(handle).map(|_| ())
+    }
+    fn cuFuncGetParamInfo(handle: usize, index: usize, offset: *mut usize, bytes: *mut usize) {
+        let function = function(handle)?;
+        if index != 0 {
+            return Err(INVALID_ARGUMENT);
+        }
+        put(offset, 0)?;
+        if bytes.is_null() { Ok(()) } else { put(bytes, function.bytes) }
+    }
+    fn cuFuncGetAttribute(value: *mut c_int, which: u32, handle: usize) {
+        function(handle)?;
+        let answer = match which {
+            w if w == A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as u32 => 1024,
+            w if w == A::CU_FUNC_ATTRIBUTE_NUM_REGS as u32 => 32,
+            w if w == A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as u32 => 0,
+            w if w == A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as u32 => 0,
+            _ => return Err(INVALID_ARGUMENT),
+        };
+        put(value, answer)
+    }
+    fn cuFuncSetAttribute(handle: usize, _which: u32, _value: c_int) {
+        function(handle).map(|_| ())
+    }
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, handle: usize, block: c_int, _shared: usize) {
+        function(handle)?;
+        if !(1..=1024).contains(&block) {
+            return Err(INVALID_ARGUMENT);
+        }
+        put(blocks, (2048 / block).min(32))
+    }
+    fn cuLaunchKernel(
+        handle: usize,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        _shared: u32,
+        stream: usize,
+        params: *mut *mut c_void,
+        _extra: *mut *mut c_void,
+    ) {
+        launch_kernel(handle, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream, params)
+    }
+    fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig,
+        handle: usize,
+        params: *mut *mut c_void,
+        _extra: *mut *mut c_void,
+    ) {
+        let c = config.as_ref().ok_or(INVALID_ARGUMENT)?;
+        if c.numAttrs > 0 && c.attrs.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
+        launch_kernel(handle, grid, [c.blockDimX, c.blockDimY, c.blockDimZ], c.hStream as usize, params)
+    }
+}
