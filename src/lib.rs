@@ -28,3 +28,8 @@ pub mod types;
 
 pub use error::{Error, Result};
 pub use types::{Algorithm, DType, Direction, Op, Protocol};
+
+/// The programs in the README are compiled and run with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -19,7 +19,7 @@ fn folder(name: &str) -> PathBuf {
 fn bench(folder: &Path, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane"));
     command.arg("bench").args(line.split_whitespace());
-    command.env("PEERLANE_RUN_DIR", folder.join("run"));
+    command.env("PEERLANE_RUN_DIR", folder.join("run")).env("PEERLANE_LOG", "off");
     command
 }
 
