@@ -56,7 +56,7 @@ fn reduced(step: &Step, n: usize, i: usize) -> u32 {
     fn float(tree: &Tree, leaf: &dyn Fn(u8) -> f32) -> f32 {
         match tree {
             Tree::Leaf(rank) => leaf(*rank),
-            Tree::Join(a, b) => float(a, leaf) + float(b, leaf),
+            Tree::Sum(a, b) => float(a, leaf) + float(b, leaf),
         }
     }
     let of = |rank: u8| bits(step.dtype, element(rank.into(), step.seed, i));
@@ -71,7 +71,7 @@ fn reduced(step: &Step, n: usize, i: usize) -> u32 {
     bits(step.dtype, if step.op == Op::Avg { sum / n as f32 } else { sum })
 }
 
-fn partitions(n: usize) -> Vec<Islands> {
+fn partitions_of(n: usize) -> Vec<Islands> {
     let in_order: Vec<usize> = (0..n).collect();
     let mixed = shuffled(n, n as u64);
     let mut sizes = vec![vec![n]];
@@ -92,7 +92,7 @@ fn partitions(n: usize) -> Vec<Islands> {
 /// Everything there is for `n` ranks.
 fn steps(n: usize, layout: &Layout) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
-    for islands in partitions(n) {
+    for islands in partitions_of(n) {
         let tree = Tree::new(&islands);
         for &algorithm in Algorithm::ALL {
             if !exists(algorithm, &islands) {

@@ -202,7 +202,7 @@ fn mismatch(change: impl Fn(&mut pl_args)) -> (pl_record, pl_record) {
             scope.spawn(move || {
                 let rank = rank;
                 // SAFETY: the world and the buffers live; no count grows beyond the buffers.
-                unsafe { peerlane::device::cpu::kernel::all_reduce(&rank.args) }.unwrap();
+                unsafe { peerlane::device::cpu::all_reduce(&rank.args) }.unwrap();
                 assert!(all_nan(&buffers.output(&PLAIN)[..500]));
             });
         }
@@ -239,7 +239,7 @@ fn what_no_kernel_exists_for_is_refused_before_anything_happens() {
         let mut args = buffers.kernel_args(&world, 0, &PLAIN).args;
         change(&mut args);
         // SAFETY: it must return before it touches anything.
-        let error = unsafe { peerlane::device::cpu::kernel::all_reduce(&args) }.unwrap_err();
+        let error = unsafe { peerlane::device::cpu::all_reduce(&args) }.unwrap_err();
         assert_eq!(world.channel(0).owner, 0);
         error.to_string()
     };

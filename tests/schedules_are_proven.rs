@@ -1,9 +1,8 @@
 //! Every schedule that exists is proven, over every partition; and it exists where the table here says so.
 
-#[path = "common/partitions.rs"]
-mod partitions;
+mod common;
 
-use partitions::{compositions, islands, shuffled};
+use common::partitions::{compositions, islands, shuffled};
 use peerlane::launch::*;
 use peerlane::schedule::model::Phase;
 use peerlane::schedule::{build, check, exists, explain, Islands, Tree};

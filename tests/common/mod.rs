@@ -3,5 +3,6 @@
 #![allow(dead_code)]
 
 pub mod oracle;
+pub mod partitions;
 pub mod tables;
 pub mod world;

@@ -1,7 +1,7 @@
 //! Ranks as threads over plain heap slabs: what a communicator sets up, with nothing else around it.
 
 use super::oracle;
-use peerlane::device::cpu::kernel::{all_reduce, partial_bytes};
+use peerlane::device::cpu::{all_reduce, partial_bytes};
 use peerlane::launch::*;
 use peerlane::{DType, Op, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering};
