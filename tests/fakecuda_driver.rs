@@ -9,6 +9,7 @@ use cudarc::driver::sys;
 use fakecuda::{calls, in_child, in_child_with, live, register_kernel, set_fail};
 use peerlane::device::cuda::*;
 use peerlane::Error;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 #[repr(C)]
@@ -485,7 +486,8 @@ fn host_memory_is_one_for_gpu_and_host_and_every_holder_of_the_descriptor() {
         let add = adder(&a);
         let memory = HostMemory::new(&a, 100).unwrap();
         assert_eq!(memory.bytes(), 4096);
-        let peer = HostMemory::import(&b, memory.fd(), memory.bytes()).unwrap();
+        let fd = memory.pages().export().unwrap();
+        let peer = HostMemory::import(&b, fd.as_fd(), memory.bytes()).unwrap();
         let stream = Stream::new(&a, 0).unwrap();
         let entered = a.enter().unwrap();
         let args = Add { ptr: memory.device_ptr(), count: 1024, value: 3, reserved: 0 };
@@ -496,7 +498,7 @@ fn host_memory_is_one_for_gpu_and_host_and_every_holder_of_the_descriptor() {
             // SAFETY: one page that nobody writes to now.
             assert_eq!(unsafe { seen.cast::<u32>().add(1023).read_volatile() }, 3);
         }
-        let error = HostMemory::import(&b, memory.fd(), 8192).unwrap_err().to_string();
+        let error = HostMemory::import(&b, fd.as_fd(), 8192).unwrap_err().to_string();
         assert!(error.contains("4096") && error.contains("8192"), "{error}");
         drop((memory, peer));
         assert_eq!(live()[6], 0);
@@ -529,10 +531,7 @@ fn everything() -> peerlane::Result<()> {
     let slab = VmmMemory::new(&context, 1)?;
     slab.grant(&peer)?.required()?;
     let fd = slab.export()?;
-    let imported = {
-        use std::os::fd::AsFd;
-        VmmMemory::import(&peer, fd.as_fd(), slab.bytes())?.required()?
-    };
+    let imported = VmmMemory::import(&peer, fd.as_fd(), slab.bytes())?.required()?;
     // SAFETY: both are mapped and larger, and waited for.
     unsafe { memory::copy(&entered, imported.ptr(), slab.ptr(), 64, stream.as_ref()) }?;
     // Unmapping under a copy that is under way would be the caller's mistake, whichever call has failed.

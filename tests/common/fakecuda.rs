@@ -1,5 +1,8 @@
 //! Runs a test against the stand-in driver: in a process of its own, whose loader finds it as `libcuda.so.1`.
 
+// Each test binary that includes this uses its own share of it.
+#![allow(dead_code)]
+
 use std::ffi::{c_void, CString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

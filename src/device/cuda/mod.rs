@@ -33,7 +33,7 @@ pub use context::{Context, Entered};
 pub use device::{peer_matrix, Device, DeviceFacts, Uuid};
 pub use driver::{CudaVersion, Driver};
 pub use graph::{keep_with_graph, Capture, CaptureMode, Graph, GraphExec, RelaxedThread};
-pub use host::HostMemory;
+pub use host::{HostMemory, HostPages};
 pub use ipc::{kept_until_exit, IpcHandle, IpcMapping, IpcMemory, IPC_HANDLE_BYTES};
 pub use memory::DeviceMemory;
 pub use module::{Function, LaunchShape, Module};

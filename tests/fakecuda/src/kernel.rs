@@ -65,9 +65,6 @@ fn in_library(symbol: &str) -> Option<HostKernel> {
 
 /// The host function of a kernel and the bytes of its parameter.
 fn find(name: &str) -> Result<(HostKernel, usize), u32> {
-    if let Some(kernel) = lock(&KERNELS).get(name) {
-        return Ok(*kernel);
-    }
     let args = size_of::<pl_args>();
     let mapped = config().kernel_map.iter().find(|(prefix, ..)| name.starts_with(prefix));
     let (symbol, bytes) = match mapped {
@@ -75,6 +72,9 @@ fn find(name: &str) -> Result<(HostKernel, usize), u32> {
         Some((_, symbol, bytes)) => (symbol.as_str(), *bytes),
         None => (name, args),
     };
+    if let Some(kernel) = lock(&KERNELS).get(symbol) {
+        return Ok(*kernel);
+    }
     in_library(symbol).map(|run| (run, bytes)).ok_or(NAMED_SYMBOL_NOT_FOUND)
 }
 

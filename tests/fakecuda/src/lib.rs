@@ -26,7 +26,7 @@
 //! | `FAKECUDA_DELAY` | rules `CALL:NTH:RANK:MILLISECONDS` |
 //! | `FAKECUDA_LOG` | file to which every call is appended: `PID RANK CALL CODE` |
 //! | `FAKECUDA_KERNELS` | shared library with the host kernels |
-//! | `FAKECUDA_KERNEL_MAP` | `PREFIX=SYMBOL[:BYTES]`, separated by commas: kernels whose name begins so run that host function; its argument has that many bytes |
+//! | `FAKECUDA_KERNEL_MAP` | `PREFIX=SYMBOL[:BYTES]`, separated by commas: kernels whose name begins so run that host function, registered or of the library; its argument has that many bytes (default: a `pl_args`) |
 //!
 //! Functions beyond the driver's, for tests that live in the same process: `fakecuda_register_kernel`, `fakecuda_set_rank`,
 //! `fakecuda_set_fail`, `fakecuda_calls`, `fakecuda_live`.
