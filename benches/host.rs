@@ -1,6 +1,6 @@
 //! What the host does around a collective: building and proving a schedule, making a call, and bringing ranks together.
 //! The collectives themselves are measured by `peerlane bench`, where all ranks must make the same number of calls.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion};
 use peerlane::bootstrap::UniqueId;

@@ -1,6 +1,6 @@
 //! `src/launch.rs` is what bindgen makes of `cuda/launch.h`, so that host and kernels mean the same structs. Generated here and
 //! not by the build: building the library needs no libclang.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
 
