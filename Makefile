@@ -90,6 +90,10 @@ uninstall: ## Remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/include/peerlane.h $(DESTDIR)$(PREFIX)/bin/peerlane
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/peerlane
 
+bindings: ## Write src/launch.rs anew from cuda/launch.h
+	@scripts/setup test
+	$(CARGO) test --test bindings -- --ignored --exact write
+
 format: ## Format Rust and C
 	@scripts/setup test
 	$(CARGO) fmt --all
