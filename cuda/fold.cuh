@@ -1,8 +1,8 @@
 // Folds: operands in tree order, summed along the tree, rounded once.
 //
-// A fold's items are the tree in postfix order: push an item, then combine the top two `merge` times. Two ways to do it:
-// a balanced tree over up to K operands is unrolled, with all loads in flight together; any other tree walks its items
-// with a stack of at most STACK values besides the operand in hand, which a merge takes without a push.
+// A fold's items are the tree in postfix order: push an item, then combine the top two `merge` times. Two ways to do
+// it: a balanced tree over up to K operands is unrolled, with all loads in flight together; any other tree walks its
+// items with a stack of at most STACK values besides the operand in hand, which a merge takes without a push.
 #ifndef PEERLANE_FOLD_CUH
 #define PEERLANE_FOLD_CUH
 
@@ -29,8 +29,7 @@ struct Stack {
   PL_FN A* top() { return SHIFTS ? v[0] : v[size - 1]; }
   PL_FN void grow() {
     if (SHIFTS) {
-      PL_EACH for (uint32_t d = STACK - 1; d > 0; --d)
-        PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d - 1][i];
+      PL_EACH for (uint32_t d = STACK - 1; d > 0; --d) PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d - 1][i];
     }
     ++size;
   }
@@ -39,12 +38,10 @@ struct Stack {
     A* to = SHIFTS ? v[0] : v[size - 2];
     const A* under = SHIFTS ? v[1] : v[size - 2];
     const A* upper = SHIFTS ? v[0] : v[size - 1];
-    with_op<HOT>(op, [&](auto o) {
-      PL_UNROLL for (uint32_t i = 0; i < n; ++i) to[i] = decltype(o)::of(under[i], upper[i]);
-    });
+    with_op<HOT>(
+        op, [&](auto o) { PL_UNROLL for (uint32_t i = 0; i < n; ++i) to[i] = decltype(o)::of(under[i], upper[i]); });
     if (SHIFTS) {
-      PL_EACH for (uint32_t d = 1; d + 1 < STACK; ++d)
-        PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d + 1][i];
+      PL_EACH for (uint32_t d = 1; d + 1 < STACK; ++d) PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d + 1][i];
     }
     --size;
   }
@@ -57,9 +54,7 @@ struct Lift {
   dev::In<typename D::A> wide;
   bool is_wide;
   PL_FN Lift(const dev::Raw& r, bool w) : narrow(r), wide(r), is_wide(w) {}
-  PL_FN typename D::A operator[](uint32_t i) const {
-    return WIDE && is_wide ? wide[i] : D::up(narrow[i]);
-  }
+  PL_FN typename D::A operator[](uint32_t i) const { return WIDE && is_wide ? wide[i] : D::up(narrow[i]); }
 };
 
 PL_FN bool item_is_wide(const pl_item& it) { return it.wire_f32 || it.from == PL_FROM_PARTIAL; }
@@ -81,8 +76,7 @@ PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw
   input &= o.present;
   partial &= o.present;
   dev::Raw mine, kept;
-  if (input)
-    dev::user_load<typename D::T, false>(mine, input_at(s, span.in_tile), span.packs, span.bytes);
+  if (input) dev::user_load<typename D::T, false>(mine, input_at(s, span.in_tile), span.packs, span.bytes);
   if (partial) dev::partial_load(kept, partial_at<D>(s, span.in_tile), WIDE);
   if (!P::template gather<K, WIDE>(s, o, span, raw)) return false;
   PL_EACH for (uint32_t k = 0; k < K; ++k) {
@@ -127,17 +121,16 @@ PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value)
 
 // The sum over a complete tree of K operands, some of them absent, into `v`.
 template <class D, bool WIDE, uint32_t K>
-PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K],
-                    typename D::A (&v)[elements<D>()]) {
+PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K], typename D::A (&v)[elements<D>()]) {
   PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) {
     typename D::A x[K];
     PL_EACH for (uint32_t k = 0; k < K; ++k) x[k] = lift<D, WIDE>(s, raw[k], o.item[k])[i];
     PL_EACH for (uint32_t half = K / 2, width = 1; half > 0; half /= 2, width *= 2)
-      PL_EACH for (uint32_t k = 0; k < half; ++k) {
-        // A right half is there if its first leaf is.
-        const bool both = o.present >> ((2 * k + 1) * width) & 1;
-        x[k] = both ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
-      }
+        PL_EACH for (uint32_t k = 0; k < half; ++k) {
+      // A right half is there if its first leaf is.
+      const bool both = o.present >> ((2 * k + 1) * width) & 1;
+      x[k] = both ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
+    }
     v[i] = x[0];
   }
 }
@@ -166,8 +159,7 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
       P::template consumed<N, WIDE>(s, o, span);
       typename D::A v[elements<D>()];
       add_tree<D, WIDE, N>(s, o, raw, v);
-      PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i)
-        sum[i] = done ? Sum::of(sum[i], v[i]) : v[i];
+      PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) sum[i] = done ? Sum::of(sum[i], v[i]) : v[i];
     }
     store<D>(s, f, span, [&](uint32_t i) { return sum[i]; });
   }
@@ -176,8 +168,7 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
 
 // Pushes or merges K operands in turn.
 template <class D, bool HOT, bool WIDE, uint32_t K>
-PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span,
-                const dev::Raw (&raw)[K]) {
+PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span, const dev::Raw (&raw)[K]) {
   const uint32_t n = extent<D>(span), op = s.a.op;
   PL_EACH for (uint32_t k = 0; k < K; ++k) {
     if (!(o.present >> k & 1)) break;
@@ -189,9 +180,8 @@ PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span,
       if constexpr (K > 1) {  // two leaves in a row are summed in one pass over the strip
         if (k + 1 < K && o.present >> (k + 1) & 1 && s.a.table.item[o.item[k + 1]].merge) {
           const Lift<D, WIDE> y = lift<D, WIDE>(s, raw[k + 1], o.item[k + 1]);
-          with_op<HOT>(op, [&](auto c) {
-            PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]);
-          });
+          with_op<HOT>(
+              op, [&](auto c) { PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]); });
           merges = s.a.table.item[o.item[k + 1]].merge;
           ++k;
         } else {
@@ -202,9 +192,8 @@ PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span,
       }
     } else {
       typename D::A* top = st.top();
-      with_op<HOT>(op, [&](auto c) {
-        PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(top[i], x[i]);
-      });
+      with_op<HOT>(op,
+                   [&](auto c) { PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(top[i], x[i]); });
     }
     PL_ROLL for (; merges > 1; --merges) st.template merge<HOT>(op, n);
   }
@@ -240,9 +229,8 @@ PL_FN bool walk_tree(Step& s, const pl_fold& f, Purpose purpose, const Span& spa
 PL_FN Purpose purpose_of(const Step& s, const pl_fold& f) {
   if (f.dst == PL_DST_AWAIT) return Purpose::Await;
   const pl_item& it = s.a.table.item[f.item0];
-  return f.dst == PL_DST_RESULT && f.items == 1 && it.from < PL_MAX_RANKS && !it.wire_f32
-             ? Purpose::Copy
-             : Purpose::Reduce;
+  return f.dst == PL_DST_RESULT && f.items == 1 && it.from < PL_MAX_RANKS && !it.wire_f32 ? Purpose::Copy
+                                                                                          : Purpose::Reduce;
 }
 
 template <class D, class P, bool HOT, uint32_t K>
@@ -253,22 +241,17 @@ PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
   const Purpose purpose = purpose_of(s, f);
   if (P::BULK && purpose == Purpose::Await) return true;
   bool wide = false;
-  if (D::SHORT_FLOAT)
-    PL_ROLL for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
+  if (D::SHORT_FLOAT) PL_ROLL for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
   const bool sums = HOT || s.a.op == PL_SUM || s.a.op == PL_AVG;
   const bool tree = K > 1 && sums && f.canonical && f.items > 1 && purpose == Purpose::Reduce;
   if constexpr (K > 1) {
     if (tree && !wide && f.items <= K) {
-      return each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
-        return sum_tree<D, P, false, K>(s, f, span);
-      });
+      return each_span<D>(s, r, dev::STRIP, [&](const Span& span) { return sum_tree<D, P, false, K>(s, f, span); });
     }
     // Accumulators take twice the registers; folds over them mostly have two operands.
     if constexpr (D::SHORT_FLOAT)
       if (tree && f.items == 2) {
-        return each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
-          return sum_tree<D, P, true, 2>(s, f, span);
-        });
+        return each_span<D>(s, r, dev::STRIP, [&](const Span& span) { return sum_tree<D, P, true, 2>(s, f, span); });
       }
   }
   // On a CPU the data of a whole chunk is copied at once, and strips without accumulators have code of their own, so
@@ -277,11 +260,10 @@ PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
   const uint32_t width = whole ? uint32_t(r.last - r.first) : dev::STRIP;
   if constexpr (dev::HOST && D::SHORT_FLOAT)
     if (!wide)
-      return each_span<D>(s, r, width, [&](const Span& span) {
-        return walk_tree<D, P, HOT, false, 2>(s, f, purpose, span);
-      });
+      return each_span<D>(s, r, width,
+                          [&](const Span& span) { return walk_tree<D, P, HOT, false, 2>(s, f, purpose, span); });
   return each_span<D>(s, r, width, [&](const Span& span) {
-    return walk_tree<D, P, HOT, D::SHORT_FLOAT, dev::HOST ? 2 : 1>(s, f, purpose, span);
+    return walk_tree < D, P, HOT, D::SHORT_FLOAT, dev::HOST ? 2 : 1 > (s, f, purpose, span);
   });
 }
 

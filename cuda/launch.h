@@ -67,7 +67,8 @@ typedef struct {
 } pl_send;
 
 /* One operand of a fold, in postfix order of the tree: push it, then combine the top two `merge` times.
- * `wire_f32`: the slot holds accumulator values, not the caller's type. `data`: as in pl_send; in `from`'s slab for pull. */
+ * `wire_f32`: the slot holds accumulator values, not the caller's type. `data`: as in pl_send; in `from`'s slab for
+ * pull. */
 typedef struct {
   uint8_t slot, data, from, merge, wire_f32;
 } pl_item;
@@ -131,10 +132,11 @@ typedef struct {
  * call, so that no step can find another step's layout where it reads. */
 typedef struct {
   uint64_t data, half_bytes, slot_bytes; /* of the protocol's region: word = data + half*half_bytes + slot*slot_bytes */
-  uint64_t flags, flags_half_bytes;      /* flagged only: flag = flags + half*flags_half_bytes + (slot*flag_chunks + chunk)*64 */
-  uint64_t records;                      /* pl_record[16] */
-  uint64_t calls;                        /* pl_call[2][16], of the channel */
-  uint32_t flag_chunks;                  /* most chunks per slot */
+  uint64_t flags,
+      flags_half_bytes; /* flagged only: flag = flags + half*flags_half_bytes + (slot*flag_chunks + chunk)*64 */
+  uint64_t records;     /* pl_record[16] */
+  uint64_t calls;       /* pl_call[2][16], of the channel */
+  uint32_t flag_chunks; /* most chunks per slot */
   uint32_t reserved;
 } pl_geometry;
 
@@ -153,8 +155,8 @@ typedef struct {
   uint64_t call;
   uint32_t dtype, op, proto, algo;
   uint32_t chunk_packs;
-  uint32_t check; /* 1: exchange and compare pl_call first */
-  uint32_t yield; /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
+  uint32_t check;       /* 1: exchange and compare pl_call first */
+  uint32_t yield;       /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
   uint32_t host_staged; /* 1: this rank's slab is host memory that a peer device writes; see cuda/step.cuh */
 } pl_args;
 

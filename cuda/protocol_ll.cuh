@@ -36,9 +36,8 @@ struct Ll {
     if ((s.epoch & (CLEAR_PERIOD - 1)) < CLEAR_AT || dev::block() != 0) return;
     const pl_geometry& g = s.a.geo;
     char* half = slab(s, s.a.table.rank) + g.data + (~s.epoch & 1) * g.half_bytes;
-    PL_ROLL for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.half_bytes;
-         at += uint64_t(dev::threads()) * 16)
-      dev::post_2x64(half + at, 0, 0);
+    PL_ROLL for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.half_bytes; at += uint64_t(dev::threads()) * 16)
+        dev::post_2x64(half + at, 0, 0);
     // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
     dev::fence_system();
     dev::sync_block();
@@ -46,23 +45,18 @@ struct Ll {
 
   static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
-                        bool wide) {
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
     char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 8);
-    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-      PL_EACH for (uint32_t w = 0; w < 8; w += 2)
-        if (w < words)
-          dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w),
-                         tag | raw.word(j * words + w + 1));
+    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j) PL_EACH for (uint32_t w = 0; w < 8; w += 2) if (w < words)
+        dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w), tag | raw.word(j * words + w + 1));
   }
   static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
   static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
-                           dev::Raw (&raw)[K]) {
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     const uint32_t tag = uint32_t(s.epoch);
     uint32_t missing = 0;
     return await(
@@ -80,11 +74,10 @@ struct Ll {
             raw[k].own();
             bool arrived = true;
             PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2)
-                if (!WIDE || w < words) {
-                  const uint32_t at = j * words + w;
-                  arrived &= dev::poll_tagged(p + at * 8, raw[k].words(at), tag);
-                }
+                PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2) if (!WIDE || w < words) {
+              const uint32_t at = j * words + w;
+              arrived &= dev::poll_tagged(p + at * 8, raw[k].words(at), tag);
+            }
             missing |= uint32_t(on && !arrived) << k;
           }
           return missing == 0;

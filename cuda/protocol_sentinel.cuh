@@ -3,9 +3,10 @@
 // Why it is right:
 // - A 32-bit aligned store is atomic in every model (PTX, PCIe, CPUs), and every word proves its own arrival, so no
 //   order among words is needed: no fence, no flag, once the bytes.
-// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another NaN
-//   in its place: 0x7fff7fff or 0x7fffffff. Sent as it is, the word would never arrive: a hang. For f64 and integers all
-//   ones is a number, so the protocol refuses them.
+// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another
+// NaN
+//   in its place: 0x7fff7fff or 0x7fffffff. Sent as it is, the word would never arrive: a hang. For f64 and integers
+//   all ones is a number, so the protocol refuses them.
 // - Every word of a pack is written, the tail padded with zeros: a reader polls whole packs, and an unwritten tail word
 //   would hang it. 0 is not the sentinel.
 // - The reader re-arms each word it has read before it ends the step. Left in place, the word would be taken for the
@@ -29,28 +30,24 @@ struct Sentinel {
   static PL_FN void prepare(const Step&) {}
   static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
-                        bool wide) {
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     const uint32_t other = D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu;
     char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 4);
-    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-      PL_EACH for (uint32_t w = 0; w < 8; w += 4)
-        if (w < words) {
-          uint32_t v[4];
-          PL_EACH for (uint32_t i = 0; i < 4; ++i) {
-            const uint32_t x = raw.word(j * words + w + i);
-            v[i] = x == UNWRITTEN ? other : x;
-          }
-          dev::post_4x32(p + (j * words + w) * 4, v);
-        }
+    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j) PL_EACH for (uint32_t w = 0; w < 8; w += 4) if (w < words) {
+      uint32_t v[4];
+      PL_EACH for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t x = raw.word(j * words + w + i);
+        v[i] = x == UNWRITTEN ? other : x;
+      }
+      dev::post_4x32(p + (j * words + w) * 4, v);
+    }
   }
   static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
   static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
-                           dev::Raw (&raw)[K]) {
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     uint32_t missing = 0;
     return await(
         s,
@@ -65,12 +62,11 @@ struct Sentinel {
             raw[k].own();
             bool unwritten = false;
             PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4)
-                if (!WIDE || w < words) {
-                  uint32_t* to = raw[k].words(j * words + w);
-                  dev::poll_4x32(p + (j * words + w) * 4, to);
-                  PL_EACH for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
-                }
+                PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4) if (!WIDE || w < words) {
+              uint32_t* to = raw[k].words(j * words + w);
+              dev::poll_4x32(p + (j * words + w) * 4, to);
+              PL_EACH for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
+            }
             missing |= uint32_t(on && unwritten) << k;
           }
           return missing == 0;

@@ -7,15 +7,15 @@
 namespace PL_NAMESPACE {
 
 // The epoch after `e`. Its low 32 bits are the tag of `ll` and must not be 0, which is what cleared memory holds. From
-// ...ffffffff the counter skips ...00000000 and ...00000001 as well, and so goes from an odd value to an even one. Every
-// other step goes from e to e + 1. So consecutive epochs always differ in their lowest bit, and halves alternate.
+// ...ffffffff the counter skips ...00000000 and ...00000001 as well, and so goes from an odd value to an even one.
+// Every other step goes from e to e + 1. So consecutive epochs always differ in their lowest bit, and halves alternate.
 PL_FN uint64_t next_epoch(uint64_t e) { return uint32_t(e + 1) == 0 ? e + 3 : e + 1; }
 // A channel that was zeroed at creation starts at epoch 2, on all ranks alike.
 PL_FN uint64_t valid_epoch(uint64_t e) { return uint32_t(e) == 0 ? e + 2 : e; }
 
 // Fields of a mismatch, as bits of the record's `phase` (a mismatch is found before the first phase).
-constexpr uint32_t DIFFERS_COUNT = 1, DIFFERS_DTYPE = 2, DIFFERS_OP = 4, DIFFERS_ALGO = 8,
-                   DIFFERS_PROTO = 16, DIFFERS_CALL = 32;
+constexpr uint32_t DIFFERS_COUNT = 1, DIFFERS_DTYPE = 2, DIFFERS_OP = 4, DIFFERS_ALGO = 8, DIFFERS_PROTO = 16,
+                   DIFFERS_CALL = 32;
 
 PL_FN pl_call* call_slot(const Step& s, uint32_t at, uint32_t of) {
   return reinterpret_cast<pl_call*>(slab(s, at) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + of;
@@ -40,7 +40,8 @@ PL_FN bool exchange_calls(Step& s) {
   PL_ROLL for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
     if (p == t.rank) continue;
     const pl_call* c = call_slot(s, t.rank, p);
-    if (!await(s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))
+    if (!await(
+            s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))
       return false;
     const uint64_t x = dev::poll_64(&c->dtype) ^ types, y = dev::poll_64(&c->algo) ^ path;
     s.differs = 0;
@@ -63,9 +64,9 @@ enum class Entry : uint32_t { Run, Refused };
 
 // Every block enters here. The sticky word comes first: a replay after abort or destroy touches nothing.
 // Then the owner word: the first block of a launch claims the channel, the others find their own id. A block that finds
-// another id never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it makes the
-// error sticky on all ranks, and the launch it met finds that at its next look.
-// The epoch is read from the channel, once per block, and only the last block advances it, after all have read it.
+// another id never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it makes
+// the error sticky on all ranks, and the launch it met finds that at its next look. The epoch is read from the channel,
+// once per block, and only the last block advances it, after all have read it.
 PL_FN Entry begin(Step& s) {
   uint64_t epoch = 0;
   if (dev::tid() == 0 && dev::local_load32(&s.a.state->abort) == PL_REASON_NONE) {
@@ -100,8 +101,7 @@ PL_FN void fill_range(const Step& s, const Range& r) {
 template <class D>
 PL_FN void fill_own(const Step& s) {
   PL_ROLL for (uint32_t p = 0; p < s.a.table.pieces; ++p)
-    PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks())
-      fill_range<D>(s, chunk_of(s, p, c));
+      PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) fill_range<D>(s, chunk_of(s, p, c));
 }
 
 // Every block that began ends here, with its own verdict. The last one fills the whole output if any block failed (all
@@ -119,8 +119,7 @@ PL_FN void end(Step& s, bool ok, bool rearmed) {
   uint64_t last = 0;
   if (dev::tid() == 0) {
     if (failed) dev::local_store32(&s.a.channel->failed, 1);
-    if (dev::arrive(&s.a.channel->arrived))
-      last = dev::local_load32(&s.a.channel->failed) ? 2 : 1;
+    if (dev::arrive(&s.a.channel->arrived)) last = dev::local_load32(&s.a.channel->failed) ? 2 : 1;
   }
   last = dev::share(last);
   if (last == 0) return;

@@ -18,12 +18,18 @@ PL_FN char* record_slot(const Step& s, uint32_t at, uint32_t of) {
 
 PL_FN uint64_t record_word(const pl_record& r, uint32_t i) {
   switch (i) {
-    case 0: return uint64_t(r.reason) | uint64_t(r.rank) << 32;
-    case 1: return uint64_t(r.peer) | uint64_t(r.phase) << 32;
-    case 2: return r.step;
-    case 3: return r.bytes;
-    case 4: return uint64_t(r.dtype) | uint64_t(r.op) << 32;
-    default: return r.count;
+    case 0:
+      return uint64_t(r.reason) | uint64_t(r.rank) << 32;
+    case 1:
+      return uint64_t(r.peer) | uint64_t(r.phase) << 32;
+    case 2:
+      return r.step;
+    case 3:
+      return r.bytes;
+    case 4:
+      return uint64_t(r.dtype) | uint64_t(r.op) << 32;
+    default:
+      return r.count;
   }
 }
 constexpr uint32_t RECORD_WORDS = 6;
@@ -33,10 +39,9 @@ static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes las
 // The first peer with a record in this rank's slab, or n.
 PL_FN uint32_t who_gave_up(const Step& s) {
   const pl_table& t = s.a.table;
-  PL_ROLL for (uint32_t p = 0; p < t.n; ++p)
-    if (p != t.rank &&
-        dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1)
-      return p;
+  PL_ROLL for (uint32_t p = 0; p < t.n;
+               ++p) if (p != t.rank &&
+                        dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1) return p;
   return t.n;
 }
 
@@ -80,8 +85,8 @@ PL_FN bool claim_state(const Step& s, uint32_t reason) {
   return dev::claim(&s.a.state->abort, reason) == PL_REASON_NONE;
 }
 
-// This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it has
-// mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
+// This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it
+// has mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
 PL_FN void give_up(Step& s) {
   const pl_table& t = s.a.table;
   if (s.reason == PL_REASON_NONE) {
@@ -105,8 +110,8 @@ PL_FN void give_up(Step& s) {
   r.op = s.a.op;
   r.count = s.a.count;
   if (s.reason == PL_REASON_MISMATCH) {
-    const pl_call* theirs = reinterpret_cast<const pl_call*>(slab(s, t.rank) + s.a.geo.calls) +
-                            (s.epoch & 1) * PL_MAX_RANKS + s.peer;
+    const pl_call* theirs =
+        reinterpret_cast<const pl_call*>(slab(s, t.rank) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + s.peer;
     const uint64_t types = dev::poll_64(&theirs->dtype);
     r.count = dev::poll_64(&theirs->count);
     r.dtype = uint32_t(types);
