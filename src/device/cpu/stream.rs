@@ -17,6 +17,8 @@ struct State {
     running: bool,
     closing: bool,
     jobs: VecDeque<Job>,
+    /// Threads that wait for `changed`, the worker among them. Notifying is a system call even when nobody listens.
+    waiting: usize,
 }
 
 #[derive(Default)]
@@ -31,8 +33,19 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        state
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -48,8 +61,7 @@ pub(crate) struct Claim<'a>(&'a Queue);
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.0.lock().running = false;
-        self.0.changed.notify_all();
+        self.0.change(|state| state.running = false);
     }
 }
 
@@ -81,8 +93,7 @@ impl Stream {
     /// Queues a job behind all others. On an error the job has not been queued.
     pub(crate) fn push(&self, job: Job) -> Result<()> {
         self.start_worker()?;
-        self.queue.lock().jobs.push_back(job);
-        self.queue.changed.notify_all();
+        self.queue.change(|state| state.jobs.push_back(job));
         Ok(())
     }
 
@@ -125,8 +136,7 @@ fn work(queue: &Queue) {
 impl Drop for Stream {
     /// Finishes what is queued.
     fn drop(&mut self) {
-        self.queue.lock().closing = true;
-        self.queue.changed.notify_all();
+        self.queue.change(|state| state.closing = true);
         let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(worker) = worker {
             // A stream may be dropped by its own last job; a thread cannot wait for itself.
