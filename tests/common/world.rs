@@ -43,8 +43,8 @@ pub struct World {
     pub tables: Vec<pl_table>,
     pub geo: pl_geometry,
     slabs: Vec<Block>,
-    states: Vec<Box<pl_state>>,
-    channels: Vec<Box<pl_channel>>,
+    states: Vec<pl_state>,
+    channels: Vec<pl_channel>,
     partials: Vec<Block>,
     pub deadline_ns: u64,
     pub check: bool,
@@ -115,8 +115,8 @@ impl World {
             tables,
             geo,
             slabs: (0..n).map(|_| slab()).collect(),
-            states: (0..n).map(|_| Box::new(state)).collect(),
-            channels: (0..n).map(|_| Box::new(channel)).collect(),
+            states: vec![state; n],
+            channels: vec![channel; n],
             partials: (0..n).map(|_| Block::new(MAX_PACKS * 32, 0)).collect(),
             deadline_ns: 20_000_000_000,
             check: false,
@@ -124,10 +124,10 @@ impl World {
     }
 
     pub fn state(&self, rank: usize) -> pl_state {
-        *self.states[rank]
+        self.states[rank]
     }
     pub fn channel(&self, rank: usize) -> pl_channel {
-        *self.channels[rank]
+        self.channels[rank]
     }
     pub fn abort(&mut self, rank: usize, reason: u32) {
         self.states[rank].abort = reason;
@@ -156,8 +156,8 @@ impl World {
                 table: self.tables[rank],
                 geo: self.geo,
                 base,
-                state: &*self.states[rank] as *const pl_state as *mut pl_state,
-                channel: &*self.channels[rank] as *const pl_channel as *mut pl_channel,
+                state: &self.states[rank] as *const pl_state as *mut pl_state,
+                channel: &self.channels[rank] as *const pl_channel as *mut pl_channel,
                 input: input as *const _,
                 output: output as *mut _,
                 partial: self.partials[rank].address() as *mut _,
