@@ -238,8 +238,9 @@ PL_FN void user_load(Raw& r, const void* p, uint32_t, uint32_t bytes) {
     const uint4 v = *static_cast<const uint4*>(p);
     r.w[0] = v.x, r.w[1] = v.y, r.w[2] = v.z, r.w[3] = v.w;
   } else {
-    PL_UNROLL for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
-        set_element<T>(r.w, i, i * sizeof(T) < bytes ? static_cast<const T*>(p)[i] : T(0));
+    PL_UNROLL
+    for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
+      set_element<T>(r.w, i, i * sizeof(T) < bytes ? static_cast<const T*>(p)[i] : T(0));
   }
 }
 // The rank's own accumulators: whole packs of 16 or 32 bytes, aligned.
@@ -265,8 +266,9 @@ PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
   if (bytes == 16 && aligned(to)) {
     *static_cast<uint4*>(to) = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
   } else {
-    PL_UNROLL for (uint32_t i = 0; i < 16 / sizeof(T); ++i) if (i * sizeof(T) < bytes) static_cast<T*>(to)[i] =
-        element<T>(r.w, i);
+    PL_UNROLL
+    for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
+      if (i * sizeof(T) < bytes) static_cast<T*>(to)[i] = element<T>(r.w, i);
   }
 }
 
@@ -349,7 +351,8 @@ PL_FN void flag_release(void* p, uint64_t v) { __atomic_store_n(static_cast<uint
 PL_FN uint64_t flag_acquire(const void* p) {
   return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_ACQUIRE);
 }
-PL_FN void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// Acquire and release are enough: nothing here stores a word and then decides by loading another one.
+PL_FN void fence_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 
 PL_FN void sync_block() {}
 PL_FN bool any_in_block(bool x) { return x; }

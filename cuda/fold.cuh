@@ -14,7 +14,7 @@ namespace PL_NAMESPACE {
 
 // Enough for trees that halve, over up to four islands that are joined by halving, of 16 ranks. The worst is islands of
 // 1, 1, 1 and 13: two joins wait while the last island's 13 are summed, which takes three.
-constexpr uint32_t STACK = 5;
+constexpr uint32_t STACK = PL_FOLD_STACK;
 
 // A GPU keeps the stack in registers, so its top always has index 0 and a push shifts (a run-time index would put it
 // into local memory). A CPU keeps strips in L1 and moves an index instead.
@@ -29,7 +29,9 @@ struct Stack {
   PL_FN A* top() { return SHIFTS ? v[0] : v[size - 1]; }
   PL_FN void grow() {
     if (SHIFTS) {
-      PL_EACH for (uint32_t d = STACK - 1; d > 0; --d) PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d - 1][i];
+      PL_EACH
+      for (uint32_t d = STACK - 1; d > 0; --d) PL_UNROLL
+      for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d - 1][i];
     }
     ++size;
   }
@@ -38,10 +40,14 @@ struct Stack {
     A* to = SHIFTS ? v[0] : v[size - 2];
     const A* under = SHIFTS ? v[1] : v[size - 2];
     const A* upper = SHIFTS ? v[0] : v[size - 1];
-    with_op<HOT>(
-        op, [&](auto o) { PL_UNROLL for (uint32_t i = 0; i < n; ++i) to[i] = decltype(o)::of(under[i], upper[i]); });
+    with_op<HOT>(op, [&](auto o) {
+      PL_UNROLL
+      for (uint32_t i = 0; i < n; ++i) to[i] = decltype(o)::of(under[i], upper[i]);
+    });
     if (SHIFTS) {
-      PL_EACH for (uint32_t d = 1; d + 1 < STACK; ++d) PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d + 1][i];
+      PL_EACH
+      for (uint32_t d = 1; d + 1 < STACK; ++d) PL_UNROLL
+      for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d + 1][i];
     }
     --size;
   }
@@ -68,7 +74,8 @@ PL_FN Lift<D, WIDE> lift(const Step& s, const dev::Raw& raw, uint32_t item) {
 template <class D, class P, uint32_t K, bool WIDE>
 PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
   uint32_t input = 0, partial = 0;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     const uint32_t from = s.a.table.item[o.item[k]].from;
     input |= uint32_t(from == PL_FROM_INPUT) << k;
     partial |= uint32_t(from == PL_FROM_PARTIAL) << k;
@@ -79,7 +86,8 @@ PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw
   if (input) dev::user_load<typename D::T, false>(mine, input_at(s, span.in_tile), span.packs, span.bytes);
   if (partial) dev::partial_load(kept, partial_at<D>(s, span.in_tile), WIDE);
   if (!P::template gather<K, WIDE>(s, o, span, raw)) return false;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     if (input >> k & 1) dev::same_view(raw[k], mine);
     if (partial >> k & 1) dev::same_view(raw[k], kept);
   }
@@ -93,16 +101,19 @@ PL_FN void store_values(const Step& s, const pl_fold& f, const Span& span, Value
   const uint32_t n = extent<D>(span);
   if (f.dst == PL_DST_PARTIAL) {
     dev::Out<A> out(partial_at<D>(s, span.in_tile), 16);
-    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, value(i));
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, value(i));
     out.flush_partial(D::SHORT_FLOAT);
     return;
   }
   const uint32_t ranks = s.a.table.n;
   dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
   if (s.a.op == PL_AVG) {
-    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(Arith<A>::div(value(i), ranks)));
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(Arith<A>::div(value(i), ranks)));
   } else {
-    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(value(i)));
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(value(i)));
   }
   out.flush();
 }
@@ -112,7 +123,8 @@ PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value)
   if constexpr (dev::STRIP == 1) {
     // In registers once: `value` may be a whole tree, and there are three uses of it.
     typename D::A v[elements<D>()];
-    PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) v[i] = value(i);
+    PL_UNROLL
+    for (uint32_t i = 0; i < elements<D>(); ++i) v[i] = value(i);
     store_values<D>(s, f, span, [&](uint32_t i) { return v[i]; });
   } else {
     store_values<D>(s, f, span, value);
@@ -122,11 +134,14 @@ PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value)
 // The sum over a complete tree of K operands, some of them absent, into `v`.
 template <class D, bool WIDE, uint32_t K>
 PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K], typename D::A (&v)[elements<D>()]) {
-  PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) {
+  PL_UNROLL
+  for (uint32_t i = 0; i < elements<D>(); ++i) {
     typename D::A x[K];
-    PL_EACH for (uint32_t k = 0; k < K; ++k) x[k] = lift<D, WIDE>(s, raw[k], o.item[k])[i];
-    PL_EACH for (uint32_t half = K / 2, width = 1; half > 0; half /= 2, width *= 2)
-        PL_EACH for (uint32_t k = 0; k < half; ++k) {
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) x[k] = lift<D, WIDE>(s, raw[k], o.item[k])[i];
+    PL_EACH
+    for (uint32_t half = K / 2, width = 1; half > 0; half /= 2, width *= 2) PL_EACH
+    for (uint32_t k = 0; k < half; ++k) {
       // A right half is there if its first leaf is.
       const bool both = o.present >> ((2 * k + 1) * width) & 1;
       x[k] = both ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
@@ -152,14 +167,16 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
   } else {
     typename D::A sum[elements<D>()];
     const uint32_t left = K > N && f.items > N ? (uint32_t(f.items) + 1) / 2 : uint32_t(f.items);
-    PL_ROLL for (uint32_t done = 0; done < f.items; done += left) {
+    PL_ROLL
+    for (uint32_t done = 0; done < f.items; done += left) {
       const Operands<N> o = balanced<N>(s, f.item0 + done, done ? f.items - left : left);
       dev::Raw raw[N];
       if (!fetch<D, P, N, WIDE>(s, o, span, raw)) return false;
       P::template consumed<N, WIDE>(s, o, span);
       typename D::A v[elements<D>()];
       add_tree<D, WIDE, N>(s, o, raw, v);
-      PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) sum[i] = done ? Sum::of(sum[i], v[i]) : v[i];
+      PL_UNROLL
+      for (uint32_t i = 0; i < elements<D>(); ++i) sum[i] = done ? Sum::of(sum[i], v[i]) : v[i];
     }
     store<D>(s, f, span, [&](uint32_t i) { return sum[i]; });
   }
@@ -170,7 +187,8 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
 template <class D, bool HOT, bool WIDE, uint32_t K>
 PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span, const dev::Raw (&raw)[K]) {
   const uint32_t n = extent<D>(span), op = s.a.op;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     if (!(o.present >> k & 1)) break;
     const Lift<D, WIDE> x = lift<D, WIDE>(s, raw[k], o.item[k]);
     uint32_t merges = s.a.table.item[o.item[k]].merge;
@@ -180,22 +198,29 @@ PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span, c
       if constexpr (K > 1) {  // two leaves in a row are summed in one pass over the strip
         if (k + 1 < K && o.present >> (k + 1) & 1 && s.a.table.item[o.item[k + 1]].merge) {
           const Lift<D, WIDE> y = lift<D, WIDE>(s, raw[k + 1], o.item[k + 1]);
-          with_op<HOT>(
-              op, [&](auto c) { PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]); });
+          with_op<HOT>(op, [&](auto c) {
+            PL_UNROLL
+            for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]);
+          });
           merges = s.a.table.item[o.item[k + 1]].merge;
           ++k;
         } else {
-          PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
+          PL_UNROLL
+          for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
         }
       } else {
-        PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
+        PL_UNROLL
+        for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
       }
     } else {
       typename D::A* top = st.top();
-      with_op<HOT>(op,
-                   [&](auto c) { PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(top[i], x[i]); });
+      with_op<HOT>(op, [&](auto c) {
+        PL_UNROLL
+        for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(top[i], x[i]);
+      });
     }
-    PL_ROLL for (; merges > 1; --merges) st.template merge<HOT>(op, n);
+    PL_ROLL
+    for (; merges > 1; --merges) st.template merge<HOT>(op, n);
   }
 }
 
@@ -206,7 +231,8 @@ enum class Purpose { Reduce, Await, Copy };
 template <class D, class P, bool HOT, bool WIDE, uint32_t B>
 PL_FN bool walk_tree(Step& s, const pl_fold& f, Purpose purpose, const Span& span) {
   Stack<D> st;
-  PL_ROLL for (uint32_t i = 0; i < f.items; i += B) {
+  PL_ROLL
+  for (uint32_t i = 0; i < f.items; i += B) {
     const Operands<B> o = run_of<B>(s, f.item0 + i, f.items - i);
     dev::Raw raw[B];
     if (!fetch<D, P, B, WIDE>(s, o, span, raw)) return false;
@@ -241,12 +267,16 @@ PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
   const Purpose purpose = purpose_of(s, f);
   if (P::BULK && purpose == Purpose::Await) return true;
   bool wide = false;
-  if (D::SHORT_FLOAT) PL_ROLL for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
+  if (D::SHORT_FLOAT) PL_ROLL
+  for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
   const bool sums = HOT || s.a.op == PL_SUM || s.a.op == PL_AVG;
   const bool tree = K > 1 && sums && f.canonical && f.items > 1 && purpose == Purpose::Reduce;
   if constexpr (K > 1) {
     if (tree && !wide && f.items <= K) {
-      return each_span<D>(s, r, dev::STRIP, [&](const Span& span) { return sum_tree<D, P, false, K>(s, f, span); });
+      // A CPU sums two operands of a bulk protocol from where they lie: nothing is buffered, so one pass takes the
+      // chunk.
+      const uint32_t span = dev::HOST && P::BULK ? uint32_t(r.last - r.first) : dev::STRIP;
+      return each_span<D>(s, r, span, [&](const Span& span) { return sum_tree<D, P, false, K>(s, f, span); });
     }
     // Accumulators take twice the registers; folds over them mostly have two operands.
     if constexpr (D::SHORT_FLOAT)

@@ -20,6 +20,7 @@
 #define PL_MAX_ITEMS 240
 #define PL_MAX_FOLDS 54
 #define PL_PACK_BYTES 16
+#define PL_FOLD_STACK 5 /* most values that a fold's postfix form keeps beside the operand in hand */
 
 /* Data types and operations carry NCCL's numbers, so that the NCCL replacement needs no table. */
 enum pl_dtype {
@@ -131,13 +132,17 @@ typedef struct {
 /* Offsets into a slab, in bytes; the same on all ranks. Derived from the capacity and the schedule, never from the
  * call, so that no step can find another step's layout where it reads. */
 typedef struct {
-  uint64_t data, half_bytes, slot_bytes; /* of the protocol's region: word = data + half*half_bytes + slot*slot_bytes */
-  uint64_t flags,
-      flags_half_bytes; /* flagged only: flag = flags + half*flags_half_bytes + (slot*flag_chunks + chunk)*64 */
-  uint64_t records;     /* pl_record[16] */
-  uint64_t calls;       /* pl_call[2][16], of the channel */
-  uint32_t flag_chunks; /* most chunks per slot */
-  uint32_t reserved;
+  /* Of the protocol's region: word = data + (epoch & rotation) * half_bytes + slot * slot_bytes + offset. Two halves
+   * (rotation 1) are enough to be right. More (3, 7) leave a buffer alone for longer: on a CPU its lines have then
+   * moved out of the reader's innermost cache, from where taking them back is slow. */
+  uint64_t data, half_bytes, slot_bytes;
+  /* flagged only: flag = flags + (epoch & 1) * flags_half_bytes + (slot * flag_chunks + chunk) * 64 */
+  uint64_t flags, flags_half_bytes;
+  uint64_t records;           /* pl_record[16] */
+  uint64_t calls;             /* pl_call[2][16], of the channel */
+  uint64_t ll, ll_half_bytes; /* the channel's ll region, whose old tags a step of any protocol may have to clear */
+  uint32_t flag_chunks;       /* most chunks per slot */
+  uint32_t rotation;          /* number of buffers in the data region, less one: 1, 3 or 7; 1 for ll and sentinel */
 } pl_geometry;
 
 typedef struct {

@@ -24,7 +24,9 @@ struct Operands {
 template <uint32_t K>
 PL_FN uint32_t missing_item(const Operands<K>& o, uint32_t mask) {
   uint32_t index = o.item[0];
-  PL_EACH for (uint32_t k = K; k-- > 0;) if (mask >> k & 1) index = o.item[k];
+  PL_EACH
+  for (uint32_t k = K; k-- > 0;)
+    if (mask >> k & 1) index = o.item[k];
   return index;
 }
 
@@ -32,7 +34,8 @@ PL_FN uint32_t missing_item(const Operands<K>& o, uint32_t mask) {
 template <uint32_t K>
 PL_FN Operands<K> run_of(const Step& s, uint32_t item0, uint32_t items) {
   Operands<K> o;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) o.set(s, k, item0 + (k < items ? k : 0), k < items);
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) o.set(s, k, item0 + (k < items ? k : 0), k < items);
   return o;
 }
 
@@ -44,9 +47,11 @@ template <uint32_t K>
 PL_FN Operands<K> balanced(const Step& s, uint32_t item0, uint32_t items) {
   Operands<K> o;
   uint32_t next = item0;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     uint32_t m = items;
-    PL_EACH for (uint32_t half = K / 2; half > 0; half /= 2) m = k & half ? m / 2 : (m + 1) / 2;
+    PL_EACH
+    for (uint32_t half = K / 2; half > 0; half /= 2) m = k & half ? m / 2 : (m + 1) / 2;
     o.set(s, k, m ? next : item0, m != 0);
     next += m;
   }

@@ -27,14 +27,14 @@ struct Flagged {
   // A strip is a plain copy of any length; a short tail needs no padding, the reader knows the count.
   static constexpr bool BULK = true, WHOLE = false, REARMS = false;
 
-  static PL_FN void prepare(const Step&) {}
-
   // Whether this send moves data. In pull a data slot is written once per step, whoever else is told of it: a second
   // copy could change bytes that the first reader is loading.
   static PL_FN bool moves_data(const Step& s, uint32_t send) {
     const pl_table& t = s.a.table;
     if (!t.pull) return true;
-    PL_ROLL for (uint32_t i = 0; i < send; ++i) if (t.send[i].data == t.send[send].data) return false;
+    PL_ROLL
+    for (uint32_t i = 0; i < send; ++i)
+      if (t.send[i].data == t.send[send].data) return false;
     return true;
   }
 
@@ -48,7 +48,8 @@ struct Flagged {
   // sends share that wait.
   static PL_FN void publish(const Step& s, const pl_phase& ph, uint64_t chunk) {
     dev::sync_block();
-    PL_ROLL for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
+    PL_ROLL
+    for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
       const pl_send& to = s.a.table.send[i];
       if (!chunk_of(s, to.piece, chunk).empty()) dev::flag_release(slot_flag(s, to.peer, to.slot, chunk), s.epoch);
     }
@@ -57,7 +58,8 @@ struct Flagged {
   // The same verdict for all threads of the block, because all of them meet at the barrier.
   static PL_FN bool await_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
     bool ok = true;
-    PL_ROLL for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
+    PL_ROLL
+    for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
       const pl_item& it = s.a.table.item[f.item0 + i];
       if (it.from >= PL_MAX_RANKS) continue;
       const char* flag = slot_flag(s, s.a.table.rank, it.slot, chunk);
@@ -70,7 +72,8 @@ struct Flagged {
   // The data is there once the flag is: one pass, all loads in flight.
   template <uint32_t K, bool WIDE>
   static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
-    PL_EACH for (uint32_t k = 0; k < K; ++k) {
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) {
       if (!(o.remote >> k & 1)) continue;
       const pl_item& it = s.a.table.item[o.item[k]];
       const bool wide = WIDE && it.wire_f32;

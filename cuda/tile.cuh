@@ -24,7 +24,8 @@ struct Step {
     whole = packs / a.table.cut_den;
     rest = uint32_t(packs % a.table.cut_den);
     uint32_t widest = 0;
-    PL_ROLL for (uint32_t p = 0; p < a.table.pieces; ++p) {
+    PL_ROLL
+    for (uint32_t p = 0; p < a.table.pieces; ++p) {
       const uint32_t w = a.table.cut_num[p + 1] - a.table.cut_num[p];
       widest = w > widest ? w : widest;
     }
@@ -67,7 +68,8 @@ PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
 template <class D, class F>
 PL_FN bool each_span(const Step& s, const Range& r, uint32_t width, F f) {
   constexpr uint32_t E = elements<D>();
-  PL_ROLL for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last; j += uint64_t(dev::threads()) * width) {
+  PL_ROLL
+  for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last; j += uint64_t(dev::threads()) * width) {
     Span span;
     span.in_piece = j;
     span.in_tile = r.piece0 + j;
@@ -102,7 +104,7 @@ PL_FN char* slab(const Step& s, uint32_t rank) { return reinterpret_cast<char*>(
 
 PL_FN char* slot_data(const Step& s, uint32_t rank, uint32_t slot) {
   const pl_geometry& g = s.a.geo;
-  return slab(s, rank) + g.data + (s.epoch & 1) * g.half_bytes + slot * g.slot_bytes;
+  return slab(s, rank) + g.data + (s.epoch & g.rotation) * g.half_bytes + slot * g.slot_bytes;
 }
 PL_FN char* slot_flag(const Step& s, uint32_t rank, uint32_t slot, uint64_t chunk) {
   const pl_geometry& g = s.a.geo;

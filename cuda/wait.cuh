@@ -9,6 +9,11 @@ namespace PL_NAMESPACE {
 // Between two looks at the abort word, the records and the clock. A failed poll costs a fraction of a microsecond, so a
 // look comes soon enough to end a wait, and its dozen loads stay off the path of data that is about to arrive.
 constexpr uint32_t POLLS_PER_LOOK = 256;
+// Where each failed poll gives the core away, one poll may take milliseconds: a look costs nothing beside that.
+constexpr uint32_t YIELDS_PER_LOOK = 4;
+// A CPU that has polled so often (about a millisecond) waits for a rank that is late, or for one that waits for this
+// core: from then on it gives the core away.
+constexpr uint32_t POLLS_BEFORE_YIELD = 20000;
 
 enum class Look { KeepWaiting, Stop, Expired };
 
@@ -39,9 +44,9 @@ static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes las
 // The first peer with a record in this rank's slab, or n.
 PL_FN uint32_t who_gave_up(const Step& s) {
   const pl_table& t = s.a.table;
-  PL_ROLL for (uint32_t p = 0; p < t.n;
-               ++p) if (p != t.rank &&
-                        dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1) return p;
+  PL_ROLL
+  for (uint32_t p = 0; p < t.n; ++p)
+    if (p != t.rank && dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1) return p;
   return t.n;
 }
 
@@ -66,11 +71,13 @@ template <class Poll, class Peer>
 PL_FN bool await(Step& s, Poll poll, Peer peer) {
   uint64_t start = 0;
   Look seen = Look::KeepWaiting;
-  PL_ROLL for (uint32_t spins = 1;; ++spins) {
+  PL_ROLL
+  for (uint32_t spins = 1;; ++spins) {
     if (poll()) return true;
     if (seen != Look::KeepWaiting) break;
-    dev::pause(s.a.yield);
-    if (spins % POLLS_PER_LOOK == 0) seen = look(s, start);
+    const bool yield = dev::HOST && (s.a.yield || spins > POLLS_BEFORE_YIELD);
+    dev::pause(yield);
+    if (spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0) seen = look(s, start);
   }
   if (seen == Look::Expired) {
     s.reason = PL_REASON_DEADLINE;
@@ -95,7 +102,8 @@ PL_FN void give_up(Step& s) {
     const char* from = record_slot(s, t.rank, p);
     if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
     char* to = reinterpret_cast<char*>(&s.a.state->record);
-    PL_ROLL for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
+    PL_ROLL
+    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
     dev::flag_release(to + 8 * RECORD_WORDS, 1);
     return;
   }
@@ -119,10 +127,12 @@ PL_FN void give_up(Step& s) {
   }
   // Element sizes by number of the type, a hex digit each: an array would be copied to the stack of every thread.
   r.bytes = s.a.count * ((0x2842884411ull >> (4 * s.a.dtype)) & 15);
-  PL_ROLL for (uint32_t p = 0; p <= t.n; ++p) {  // the last round is the rank's own state
+  PL_ROLL
+  for (uint32_t p = 0; p <= t.n; ++p) {  // the last round is the rank's own state
     if (p == t.rank) continue;
     char* to = p < t.n ? record_slot(s, p, t.rank) : reinterpret_cast<char*>(&s.a.state->record);
-    PL_ROLL for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
+    PL_ROLL
+    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.
     dev::flag_release(to + 8 * RECORD_WORDS, 1);
   }

@@ -53,10 +53,17 @@ fn bits(dtype: DType, v: f32) -> u32 {
 
 /// The oracle: one element, along the tree, rounded once.
 fn reduced(step: &Step, n: usize, i: usize) -> u32 {
-    fn float(tree: &Tree, leaf: &dyn Fn(u8) -> f32) -> f32 {
+    fn float(tree: &Tree, op: Op, leaf: &dyn Fn(u8) -> f32) -> f32 {
         match tree {
             Tree::Leaf(rank) => leaf(*rank),
-            Tree::Sum(a, b) => float(a, leaf) + float(b, leaf),
+            Tree::Sum(a, b) => {
+                let (a, b) = (float(a, op, leaf), float(b, op, leaf));
+                match op {
+                    Op::Max => a.max(b),
+                    Op::Min => a.min(b),
+                    _ => a + b,
+                }
+            }
         }
     }
     let of = |rank: u8| bits(step.dtype, element(rank.into(), step.seed, i));
@@ -67,7 +74,7 @@ fn reduced(step: &Step, n: usize, i: usize) -> u32 {
         DType::BF16 => bf16::from_bits(of(rank) as u16).to_f32(),
         _ => f32::from_bits(of(rank)),
     };
-    let sum = float(&step.tree, &value);
+    let sum = float(&step.tree, step.op, &value);
     bits(step.dtype, if step.op == Op::Avg { sum / n as f32 } else { sum })
 }
 
@@ -106,10 +113,14 @@ fn steps(n: usize, layout: &Layout) -> Vec<Step> {
                 // Fewer elements than ranks, an odd number, an even one.
                 for count in [n / 2 + 1, 509, 1024] {
                     let k = steps.len();
-                    let (dtype, op) = match k % 4 {
+                    // There are 12 steps per schedule: without the second term each way would see one type only.
+                    let (dtype, op) = match (k + k / 12) % 7 {
                         0 if protocol != Protocol::Sentinel => (DType::I32, Op::Sum),
                         1 => (DType::F32, Op::Avg),
                         2 => (DType::F32, Op::Sum),
+                        3 => (DType::BF16, Op::Max),
+                        4 => (DType::BF16, Op::Avg),
+                        5 => (DType::F32, Op::Min),
                         _ => (DType::BF16, Op::Sum),
                     };
                     let most = step_packs(&geometry, &tables[0], dtype, protocol);

@@ -314,7 +314,7 @@ impl Host<'_> {
                     preamble.rank as usize,
                     RENDEZVOUS,
                     format!(
-                        "it speaks version {} of the bootstrap protocol, rank 0 speaks {PROTOCOL};                          use the same peerlane version on all ranks",
+                        "it speaks version {} of the bootstrap protocol, rank 0 speaks {PROTOCOL}; use the same peerlane version on all ranks",
                         preamble.protocol
                     ),
                 ));
@@ -356,7 +356,7 @@ impl Host<'_> {
         } else if [&hello.boot_id, &me.boot_id].iter().all(|id| !id.is_empty())
             && hello.boot_id != me.boot_id
         {
-            "it runs on another machine than rank 0 (their boot ids differ); one communicator              spans one machine"
+            "it runs on another machine than rank 0 (their boot ids differ); one communicator spans one machine"
                 .to_owned()
         } else if let Some(first) = taken {
             format!("two processes came as this rank: pid {first} and pid {pid}")

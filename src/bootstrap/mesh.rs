@@ -238,15 +238,15 @@ impl Mesh {
     /// [`Error::RankDied`], or what another rank passed to [`Watch::tell`]. It is not called after this rank's own
     /// [`Watch::tell`] or [`Watch::goodbye`].
     ///
-    /// `on_goodbye` is called on that thread with each rank that says goodbye and the first step it has not finished. It
-    /// must not call the watch.
+    /// `on_goodbye` is called on that thread with each rank that says goodbye and the first step it has not finished; what
+    /// it returns is taken as that rank's error. It must not call the watch.
     ///
     /// # Errors
     /// [`Error::Setup`] on all ranks if one cannot start its thread.
     pub fn watch(
         mut self,
         on_failure: Box<dyn Fn(Error) + Send>,
-        on_goodbye: Box<dyn Fn(usize, u64) + Send>,
+        on_goodbye: Box<dyn Fn(usize, u64) -> Option<Error> + Send>,
     ) -> Result<Watch> {
         const STAGE: &str = "watch";
         match start(self.rank, on_failure, on_goodbye) {

@@ -27,6 +27,7 @@ mod vote;
 mod watch;
 mod wire;
 
+pub(crate) use fork::Owner;
 pub use mesh::Mesh;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;

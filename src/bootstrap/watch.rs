@@ -23,12 +23,14 @@ const UNTIL_GONE: Duration = Duration::from_millis(200);
 const MAX_MESSAGE: usize = 32 << 10;
 
 type OnFailure = Box<dyn Fn(Error) + Send>;
-type OnGoodbye = Box<dyn Fn(usize, u64) + Send>;
+/// Says what follows from a rank's goodbye, with the first step that it has not finished.
+type OnGoodbye = Box<dyn Fn(usize, u64) -> Option<Error> + Send>;
 
 /// Of a rank that is still there.
 const PRESENT: u64 = u64::MAX;
 
-/// What the caller's threads and the watching thread share. The lock is never held while waiting for a peer to act.
+/// What the caller's threads and the watching thread share. The lock is held while a death is being looked into
+/// ([`UNTIL_GONE`] at most) and never longer for a peer's sake.
 struct Shared {
     rank: usize,
     stop: Fd,
@@ -65,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Takes `error` for the communicator's if it is the first one, and tells the others.
+    /// Takes `error` for the communicator's and tells the others, unless there was one before. True if it is the first.
     fn fail(&self, state: &mut State, error: &Error) -> bool {
         if state.failed.is_some() {
             return false;
@@ -154,12 +156,15 @@ impl Starting {
 
 impl Watch {
     /// Tells all ranks that the communicator has failed with `error`. The first error a rank learns of is its error for
-    /// good: if this rank knows one already, nothing is sent. Returns once the message is in the sockets, so the
-    /// process may end right afterwards.
-    pub fn tell(&self, error: &Error) {
-        if self.owner.is_current() {
-            self.shared.fail(&mut self.shared.state(), error);
+    /// good: if this rank knows one already, nothing is sent. Returns that first error, once the message is in the
+    /// sockets, so the process may end right afterwards.
+    pub fn tell(&self, error: &Error) -> Error {
+        if !self.owner.is_current() {
+            return error.clone();
         }
+        let mut state = self.shared.state();
+        self.shared.fail(&mut state, error);
+        state.failed.clone().unwrap_or_else(|| error.clone())
     }
 
     /// Whether `rank` has said goodbye or is dead: either way it uses nothing of this rank's any more.
@@ -230,6 +235,10 @@ struct Watcher<'a> {
 
 impl Watcher<'_> {
     fn run(&self) {
+        // What came together with the last words of set-up has been read from the sockets already: no poll tells of it.
+        if let (Some(error), false) = (self.look_around(), self.is_stopping()) {
+            (self.on_failure)(error);
+        }
         loop {
             let mut fds = vec![readable(self.shared.stop.as_raw_fd())];
             for (rank, peer) in self.shared.state().peers.iter().enumerate() {
@@ -302,10 +311,8 @@ impl Watcher<'_> {
                 self.shared.gone[rank].store(true, Ordering::Release);
             }
         }
-        for (rank, step) in left_now {
-            (self.on_goodbye)(rank, step);
-        }
-        let error = said.or_else(|| {
+        let missed = left_now.into_iter().find_map(|(rank, step)| (self.on_goodbye)(rank, step));
+        let error = said.or(missed).or_else(|| {
             dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })
         })?;
         self.shared.fail(state, &error).then_some(error)

@@ -26,7 +26,8 @@ thread_local! {
 }
 
 /// Opens a group on this thread: calls are noted until the outermost [`group_end`], so that no call of one rank waits
-/// for one that the same thread has yet to make. Groups nest. A stream named in a group must live until its end.
+/// for one that the same thread has yet to make. Groups nest. A stream named in a group must live until its end, and two
+/// ranks of one communicator must not share one.
 pub fn group_start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
@@ -57,6 +58,20 @@ pub fn group_end() -> Result<()> {
             Ok(Vec::new())
         }
     })?;
+    // The one's work would wait for the other's behind it.
+    for (i, a) in calls.iter().enumerate() {
+        let clash = |b: &&Noted| {
+            !a.stream.is_null()
+                && a.stream == b.stream
+                && !Arc::ptr_eq(&a.comm, &b.comm)
+                && a.comm.same_communicator(&b.comm)
+        };
+        if calls[i + 1..].iter().any(|b| clash(&b)) {
+            return Err(Error::InvalidArgument(
+                "two ranks of one communicator were given the same stream in a group; give each rank its own".into(),
+            ));
+        }
+    }
     // Only where all calls are of one rank may one run on this thread before the next is started.
     let one_rank = calls.windows(2).all(|pair| Arc::ptr_eq(&pair[0].comm, &pair[1].comm));
     let mut submissions: Vec<Result<Submission>> = Vec::with_capacity(calls.len());

@@ -95,7 +95,9 @@ impl World {
             half_bytes,
             slot_bytes,
             flag_chunks,
-            reserved: 0,
+            ll: control + 2 * flags_half_bytes,
+            ll_half_bytes: if proto == Protocol::Ll { half_bytes } else { 0 },
+            rotation: 1,
         };
         let bytes = (geo.data + 2 * half_bytes) as usize;
         let slab = || {
