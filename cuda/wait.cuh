@@ -11,9 +11,9 @@ namespace PL_NAMESPACE {
 constexpr uint32_t POLLS_PER_LOOK = 256;
 // Where each failed poll gives the core away, one poll may take milliseconds: a look costs nothing beside that.
 constexpr uint32_t YIELDS_PER_LOOK = 4;
-// A CPU that has polled so often (about a millisecond) waits for a rank that is late, or for one that waits for this
+// A CPU that has polled so often (some 20 us) waits for a rank that is late, or for one that waits for this
 // core: from then on it gives the core away.
-constexpr uint32_t POLLS_BEFORE_YIELD = 20000;
+constexpr uint32_t POLLS_BEFORE_YIELD = 1000;
 
 enum class Look { KeepWaiting, Stop, Expired };
 
