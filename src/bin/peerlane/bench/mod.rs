@@ -1,11 +1,12 @@
 //! `peerlane bench`: measures and checks all-reduce, with nccl-tests' flags and table.
 
 mod args;
+mod burst;
 mod json;
 mod machine;
-mod orders;
+pub mod orders;
 mod output;
-mod parent;
+pub mod parent;
 mod payload;
 mod rank;
 mod report;
@@ -55,6 +56,9 @@ pub fn run(args: &Args) -> Result<()> {
         direction: args.direction,
         deadline: args.deadline,
         seed: args.seed,
+        slab: None,
+        compare_calls: None,
+        run_dir: None,
     };
     let islands = match settings.config()?.islands {
         Some(islands) => islands,
