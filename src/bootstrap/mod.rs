@@ -31,3 +31,9 @@ pub(crate) use fork::Owner;
 pub use mesh::Mesh;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;
+
+/// Decodes a message as from another rank, and encodes what it held again; for `fuzz/` alone.
+#[doc(hidden)]
+pub fn recode_message(body: &[u8]) -> crate::Result<Vec<u8>> {
+    wire::Message::decode(body)?.encode()
+}
