@@ -30,3 +30,4 @@ mod wire;
 pub use mesh::Mesh;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;
+pub use wire::{Steps, CHANNELS};
