@@ -5,6 +5,7 @@
 #[path = "common/fakecuda.rs"]
 mod fakecuda;
 #[path = "../examples/gpu_smoke/support.rs"]
+#[allow(dead_code)]
 mod support;
 
 use fakecuda::{in_child, live, register_kernel};

@@ -14,7 +14,7 @@ pub struct Rank<'a> {
 }
 
 /// Elements and what to do with them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     pub dtype: DType,
     pub op: Op,
@@ -93,6 +93,22 @@ fn aligned(bytes: &[u8]) -> Vec<u64> {
     words
 }
 
+/// Runs `work` on a thread per rank; the first error, and the rank it is of. Communicators go when all ranks are done.
+pub fn on_ranks(
+    comms: Vec<Communicator>,
+    work: impl Fn(&Communicator) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let outcomes: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+        let work = &work;
+        let ranks: Vec<_> = comms.iter().map(|comm| scope.spawn(move || work(comm))).collect();
+        let joined = ranks.into_iter().map(|rank| rank.join());
+        joined
+            .map(|r| r.unwrap_or_else(|_| Err(Error::Internal("a rank panicked".into()))))
+            .collect()
+    });
+    outcomes.into_iter().collect()
+}
+
 /// The GPU with this number.
 pub fn context(ordinal: u32) -> Result<Context, Error> {
     Context::retain(&Device::by_ordinal(Driver::load()?, ordinal)?)
@@ -149,6 +165,11 @@ impl<'a> Rank<'a> {
         let mut bytes = vec![0; case.bytes()];
         self.output.read(&self.stream, 0, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Input and output, for what outlives the communicator.
+    pub fn into_buffers(self) -> (DeviceMemory, DeviceMemory) {
+        (self.input, self.output)
     }
 
     /// Fills, calls and fetches.

@@ -281,13 +281,22 @@ impl GpuRank {
         Ok(steps)
     }
 
-    /// The first use of the lane; see `selftest`.
-    pub fn self_test(&self, plans: &Plans, nonces: &[u64]) -> Result<()> {
-        let stream = self.parts.state.stream();
+    /// Input and output of the self-test.
+    pub fn test_buffers(&self) -> Result<[DeviceMemory; 2]> {
         let bytes = selftest::COUNT * size_of::<f32>();
         let context = self.parts.state.context();
-        let (input, output) =
-            (DeviceMemory::new(context, bytes)?, DeviceMemory::new(context, bytes)?);
+        Ok([DeviceMemory::new(context, bytes)?, DeviceMemory::new(context, bytes)?])
+    }
+
+    /// The first use of the lane; see `selftest`. Nothing is allocated or freed on the way: freeing may wait for the whole
+    /// GPU, hence for ranks that wait for this one.
+    pub fn self_test(
+        &self,
+        plans: &Plans,
+        nonces: &[u64],
+        [input, output]: &[DeviceMemory; 2],
+    ) -> Result<()> {
+        let stream = self.parts.state.stream();
         let tested = selftest::run(plans, self.rank, nonces, |values, result, index| {
             input.write(stream, 0, bytemuck::cast_slice(values))?;
             output.write(stream, 0, bytemuck::cast_slice(result))?;
@@ -305,13 +314,16 @@ impl GpuRank {
             }
             output.read(stream, 0, bytemuck::cast_slice_mut(result))
         });
-        // The buffers must outlive the kernel of a step that was given up.
-        let _ = stream.synchronize();
+        if tested.is_err() {
+            // Others may be waiting for steps that this rank will not make.
+            self.tell_peers();
+            let _ = stream.synchronize();
+        }
         tested
     }
 
     /// Tells the kernels of all ranks within reach that this one has given up, as its own kernel would.
-    pub fn tell_peers(&self) {
+    fn tell_peers(&self) {
         let record = pl_record {
             reason: PL_REASON_ABORTED,
             rank: self.rank as u32,
@@ -351,8 +363,12 @@ impl GpuRank {
             self.until_idle(Duration::from_secs(1));
         }
         let peers = std::mem::take(&mut *self.peers());
-        let importers: Vec<usize> = (0..peers.len()).filter(|&r| peers[r].is_some()).collect();
-        drop(peers);
+        let elsewhere = |peer: &Option<Peer>| matches!(peer, Some(Peer::Ipc(_)));
+        let importers: Vec<usize> = (0..peers.len()).filter(|&r| elsewhere(&peers[r])).collect();
+        // An exporter of IPC memory may free it once we have said goodbye, so the mapping goes before. All else goes after:
+        // freeing may wait for the whole GPU, hence for ranks that wait until they know that this one has left.
+        let (before, after): (Vec<_>, Vec<_>) = peers.into_iter().partition(elsewhere);
+        drop(before);
         if self.parts.slab.waits_for_importers() {
             watch.goodbye_and_wait(steps, &importers, FAREWELL);
             importers
@@ -362,6 +378,7 @@ impl GpuRank {
         } else {
             watch.goodbye(steps);
         }
+        drop(after);
     }
 
     fn drain(&self) {

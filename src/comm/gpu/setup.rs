@@ -222,23 +222,17 @@ impl Setting<'_> {
         let parts = Parts { lane, rule, state, slab, peers, layout, check: self.agreed.check };
         let gpu =
             GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, self.config.setup_deadline);
-        let ready = gpu.as_ref().map(drop).map_err(|error| Failed::from(error.clone()));
-        if let Err(failed) = agree(mesh, "prepare the launches", ready)? {
+        let ready = gpu.and_then(|gpu| gpu.test_buffers().map(|buffers| (gpu, buffers)));
+        let outcome = ready.as_ref().map(drop).map_err(|error| Failed::from(error.clone()));
+        if let Err(failed) = agree(mesh, "prepare the launches", outcome)? {
             return Ok(Err(failed));
         }
-        let gpu = gpu?;
+        let (gpu, buffers) = ready?;
         let nonces = mesh.all_gather("draw test data", selftest::nonce())?;
         let ended = |error| {
             fault.raise(error);
         };
-        let tested = mesh.guard(ended, || {
-            let tested = gpu.self_test(&plans, &nonces);
-            if tested.is_err() {
-                // Others may be waiting for steps that this rank will not make.
-                gpu.tell_peers();
-            }
-            tested
-        });
+        let tested = mesh.guard(ended, || gpu.self_test(&plans, &nonces, &buffers));
         let tested = tested.and_then(|tested| tested).map_err(Failed::from);
         if let Err(failed) = agree(mesh, "test the lane", tested)? {
             return Ok(Err(failed));
