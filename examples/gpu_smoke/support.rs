@@ -1,5 +1,8 @@
 //! What a program does around an all-reduce on a GPU: buffers, a stream, data, and the CPU device's result to compare with.
 
+// The library's tests include this file too, and each uses its own share of it.
+#![allow(dead_code)]
+
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{Context, Device, DeviceMemory, Driver, Stream};
 use peerlane::{DType, Error, Op};
@@ -145,18 +148,29 @@ impl<'a> Rank<'a> {
         case: &Case,
         channel: Option<usize>,
     ) -> Result<(), Error> {
+        // SAFETY: the stream lives, and the buffers are kept until it is synchronised.
+        unsafe { self.raw(stream.as_ref().as_raw(), case, channel) }
+    }
+
+    /// Makes the call on one of the default streams: null, 1 or 2.
+    pub fn call_raw(&self, stream: *mut std::ffi::c_void, case: &Case) -> Result<(), Error> {
+        // SAFETY: the default streams are always there.
+        unsafe { self.raw(stream, case, None) }
+    }
+
+    /// # Safety
+    /// `stream` lives, and is synchronised before the buffers go.
+    unsafe fn raw(
+        &self,
+        stream: *mut std::ffi::c_void,
+        case: &Case,
+        channel: Option<usize>,
+    ) -> Result<(), Error> {
         let (input, output) = (self.input.ptr() as *const _, self.output.ptr() as *mut _);
-        // SAFETY: both buffers are device memory of at least `count` elements, kept until the stream is synchronised.
+        // SAFETY: both buffers are device memory of at least `count` elements.
         unsafe {
-            self.comm.all_reduce_cuda(
-                input,
-                output,
-                case.count,
-                case.dtype,
-                case.op,
-                stream.as_ref().as_raw(),
-                channel,
-            )
+            self.comm
+                .all_reduce_cuda(input, output, case.count, case.dtype, case.op, stream, channel)
         }
     }
 

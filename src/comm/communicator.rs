@@ -172,6 +172,8 @@ impl Communicator {
     /// The same on a CUDA stream, for a communicator on a GPU: one kernel per step is launched, or recorded where the stream
     /// is being captured, and the call returns. `stream` is a `CUstream` or `cudaStream_t` of the communicator's GPU; null is
     /// the legacy default stream.
+    /// Ranks of one process that share a GPU need a stream each: the default stream is one for all of them, and work in
+    /// it waits for what is before it, which here would be waiting for it.
     ///
     /// A step belongs to a channel, and one channel carries one step at a time. With `channel` `None` eager calls take channel
     /// 0 and are ordered among each other whatever streams they name; captured calls take channel 1 in the order of their
