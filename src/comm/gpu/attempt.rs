@@ -21,7 +21,18 @@ impl From<Error> for Failed {
 
 pub(super) type Outcome<T> = std::result::Result<T, Failed>;
 
-/// Ends a stage of an attempt. Everybody's values if all have one, else the first rank's failure, the same on all ranks.
+impl Failed {
+    /// Whether it may only be what another rank's failure looks like from here.
+    fn may_follow(&self) -> bool {
+        matches!(
+            self.error,
+            Error::Aborted { .. } | Error::RankDied { .. } | Error::Deadline { .. }
+        )
+    }
+}
+
+/// Ends a stage of an attempt. Everybody's values if all have one, else one rank's failure, the same on all ranks: the
+/// first, in order, that is a cause.
 ///
 /// # Errors
 /// The outer one is the end of set-up: a rank died.
@@ -31,16 +42,13 @@ pub(super) fn agree<T: Serialize + DeserializeOwned>(
     mine: Outcome<T>,
 ) -> Result<Outcome<Vec<T>>> {
     let all: Vec<Outcome<T>> = mesh.all_gather(stage, Ok(mine))?;
-    let mut values = Vec::with_capacity(all.len());
-    for (rank, outcome) in all.into_iter().enumerate() {
-        match outcome {
-            Ok(value) => values.push(value),
-            Err(Failed { error, too_many_peers }) => {
-                let (rank, stage) = (rank as u32, stage.to_owned());
-                let error = Error::Setup { rank, stage, reason: error.to_string() };
-                return Ok(Err(Failed { error, too_many_peers }));
-            }
-        }
+    let failures =
+        || all.iter().enumerate().filter_map(|(rank, o)| Some((rank, o.as_ref().err()?)));
+    let cause = failures().find(|(_, failed)| !failed.may_follow()).or_else(|| failures().next());
+    if let Some((rank, Failed { error, too_many_peers })) = cause {
+        let (rank, stage, reason) = (rank as u32, stage.to_owned(), error.to_string());
+        let too_many_peers = *too_many_peers;
+        return Ok(Err(Failed { error: Error::Setup { rank, stage, reason }, too_many_peers }));
     }
-    Ok(Ok(values))
+    Ok(all.into_iter().collect())
 }

@@ -314,9 +314,10 @@ impl GpuRank {
             }
             output.read(stream, 0, bytemuck::cast_slice_mut(result))
         });
-        if tested.is_err() {
-            // Others may be waiting for steps that this rank will not make.
+        if let Err(error) = &tested {
+            // Others may be waiting for steps that this rank will not make, and its own kernel for theirs.
             self.tell_peers();
+            self.fault.raise(error.clone());
             let _ = stream.synchronize();
         }
         tested

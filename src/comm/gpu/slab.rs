@@ -65,39 +65,41 @@ impl Slab {
             Lane::Vmm | Lane::Auto => Memory::Vmm(VmmMemory::new(context, bytes)?),
         };
         let slab = Slab { memory, context: context.clone() };
-        let sentinels =
-            (0..layout.channels()).map(|channel| layout.region(channel, Protocol::Sentinel));
-        match &slab.memory {
-            Memory::Host(host) => {
-                for (start, bytes) in sentinels {
-                    // SAFETY: inside the slab, as the layout is, and nobody else knows it yet. The rest is zero already.
-                    unsafe {
-                        host.host_ptr()
-                            .as_ptr()
-                            .add(start as usize)
-                            .write_bytes(0xff, bytes as usize)
-                    };
+        match slab.arm(stream, layout) {
+            Ok(()) => Ok(slab),
+            Err(error) => {
+                // Fills may be on their way, and unmapping waits for nobody. Memory that the device may still write stays.
+                if stream.synchronize().is_err() {
+                    std::mem::forget(slab);
                 }
-            }
-            Memory::Vmm(_) | Memory::Ipc(_) => {
-                let entered = context.enter()?;
-                // SAFETY: the slab, and regions inside it.
-                unsafe {
-                    memory::fill(&entered, slab.ptr(), 0, bytes, stream.as_ref())?;
-                    for (start, bytes) in sentinels {
-                        memory::fill(
-                            &entered,
-                            slab.ptr() + start,
-                            0xff,
-                            bytes as usize,
-                            stream.as_ref(),
-                        )?;
-                    }
-                }
-                stream.synchronize()?;
+                Err(error)
             }
         }
-        Ok(slab)
+    }
+
+    /// Zeroes everything but the sentinel regions, which it sets to ones, and waits.
+    fn arm(&self, stream: &Stream, layout: &Layout) -> Result<()> {
+        let sentinels =
+            (0..layout.channels()).map(|channel| layout.region(channel, Protocol::Sentinel));
+        if let Memory::Host(host) = &self.memory {
+            for (start, bytes) in sentinels {
+                // SAFETY: inside the slab, as the layout is, and nobody else knows it yet. The rest is zero already.
+                unsafe {
+                    host.host_ptr().as_ptr().add(start as usize).write_bytes(0xff, bytes as usize)
+                };
+            }
+            return Ok(());
+        }
+        let entered = self.context.enter()?;
+        let at = self.ptr();
+        // SAFETY: the slab, and regions inside it.
+        unsafe {
+            memory::fill(&entered, at, 0, layout.bytes() as usize, stream.as_ref())?;
+            for (start, bytes) in sentinels {
+                memory::fill(&entered, at + start, 0xff, bytes as usize, stream.as_ref())?;
+            }
+        }
+        stream.synchronize()
     }
 
     /// Its address for this rank's kernels.
