@@ -109,6 +109,12 @@ typedef enum { PEERLANE_LL = 0, PEERLANE_SENTINEL = 1, PEERLANE_FLAGGED = 2 } pe
 
 typedef enum { PEERLANE_PUSH = 0, PEERLANE_PULL = 1 } peerlane_direction;
 
+typedef enum { PEERLANE_CPU = 0, PEERLANE_CUDA = 1 } peerlane_device;
+
+/* How ranks on GPUs reach each other's slabs: device memory as file descriptors (VMM) or CUDA IPC handles, or pinned host
+ * memory where there is no peer access. AUTO takes the first that works on all ranks. */
+typedef enum { PEERLANE_LANE_AUTO = 0, PEERLANE_LANE_VMM = 1, PEERLANE_LANE_IPC = 2, PEERLANE_LANE_HOST = 3 } peerlane_lane;
+
 /* One rank's end of a communicator. */
 typedef struct peerlane_comm* peerlane_comm_t;
 
@@ -121,7 +127,7 @@ typedef struct {
   unsigned char bytes[PEERLANE_UNIQUE_ID_BYTES];
 } peerlane_unique_id;
 
-/* How a communicator is made. All ranks must say the same, except for deadlines and `run_dir`; creation checks that. A
+/* How a communicator is made. All ranks must say the same, except for deadlines, `device_ordinal` and `run_dir`; creation checks that. A
  * field that is left as `peerlane_config_init` set it takes the value of the environment variable beside it, or else the
  * default. */
 typedef struct {
@@ -136,6 +142,10 @@ typedef struct {
   int32_t check;       /* 1: compare what the ranks call before every step; 0: do not; -1: PEERLANE_CHECK, or 0 */
   const char* run_dir; /* where the ranks of peerlane_comm_create_local meet; NULL: PEERLANE_RUN_DIR, or the user's run
                           directory. An id names the directory of the process that made it. */
+  int32_t device;      /* a peerlane_device: where this rank runs; -1: PEERLANE_DEVICE, or the CPU */
+  int32_t device_ordinal; /* with `device` CUDA: the GPU's number in this process; -1: that of the current context, or else the first */
+  int32_t lane;           /* a peerlane_lane; -1: PEERLANE_LANE, or AUTO */
+  int32_t reserved;       /* 0 */
 } peerlane_config;
 
 /* What a communicator did so far. */
@@ -223,9 +233,20 @@ peerlane_status peerlane_comm_explain(peerlane_comm_t comm, size_t bytes, peerla
  * With `stream` NULL the call returns when `output` is complete. With a stream it returns when the work is queued behind
  * what the stream already holds: `output` is complete, and both buffers free, after peerlane_stream_synchronize; whether it
  * worked says peerlane_comm_async_error. Inside a group the call is only noted. A failure of the communicator is sticky:
- * every later call returns it again. */
+ * every later call returns it again.
+ * `stream` is a peerlane_stream_t for ranks of the CPU. For ranks on GPUs the buffers are device memory and `stream` is a
+ * CUstream or cudaStream_t, NULL being the legacy default stream: the call launches its kernels there, or records them where
+ * the stream is being captured, and returns. Ranks of one process that share a GPU need a stream each. A graph that captured
+ * a call may be replayed after the communicator is destroyed: it then only fills its output with NaN or zero. */
 peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, void* output, size_t count,
-                                    peerlane_dtype dtype, peerlane_op op, peerlane_stream_t stream);
+                                    peerlane_dtype dtype, peerlane_op op, void* stream);
+
+/* The same on a channel: ranks on GPUs have channels 0 to 3, and each carries one all-reduce at a time. Left to the library
+ * (-1), eager calls use channel 0, in the order in which they are made, and captured calls channel 1. Graphs whose replays may
+ * overlap need channels of their own, the same on all ranks; two all-reduces that meet on one are PEERLANE_ERROR_CONCURRENT
+ * on all ranks. Ranks of the CPU have channel 0. */
+peerlane_status peerlane_all_reduce_channel(peerlane_comm_t comm, const void* input, void* output, size_t count,
+                                            peerlane_dtype dtype, peerlane_op op, void* stream, int channel);
 
 /* ---- groups ---- */
 

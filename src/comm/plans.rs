@@ -3,10 +3,13 @@
 use super::config::Agreed;
 use crate::error::{Error, Result};
 use crate::lane::{step_packs, Layout};
-use crate::launch::{pl_geometry, pl_table, PL_MAX_RANKS};
+#[cfg(feature = "cuda")]
+use crate::launch::PL_MAX_RANKS;
+use crate::launch::{pl_geometry, pl_table};
 use crate::plan::{choose, Choice};
 use crate::schedule::{self, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
+#[cfg(feature = "cuda")]
 use std::collections::BTreeSet;
 
 /// One way to serve a call: a checked table and where its slots lie in channel 0.
@@ -130,12 +133,14 @@ impl Plans {
     }
 
     /// The ranks whose slabs some plan of this rank touches. An edge has two ends: whoever is in here has this rank in there.
+    #[cfg(feature = "cuda")]
     pub fn edges(&self) -> BTreeSet<usize> {
         self.plans.iter().flat_map(|plan| edges(&plan.table)).collect()
     }
 }
 
 /// The peers of a table: who is sent to, and from whom something comes.
+#[cfg(feature = "cuda")]
 pub(crate) fn edges(table: &pl_table) -> BTreeSet<usize> {
     let phases = &table.phase[..usize::from(table.phases)];
     let sends =

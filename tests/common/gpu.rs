@@ -19,8 +19,8 @@ unsafe extern "C" fn run(args: *const pl_args) {
     // SAFETY: the stand-in driver passes a copy of the launch's parameter, whose addresses are memory of this process.
     let done = unsafe { peerlane::device::cpu::all_reduce(&*args) };
     if let Err(error) = done {
-        eprintln!("{error}");
-        std::process::abort();
+        // Across the C boundary this ends the process.
+        panic!("{error}");
     }
 }
 

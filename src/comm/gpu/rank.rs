@@ -55,7 +55,7 @@ pub(in crate::comm) struct GpuRank {
 
 struct Launcher {
     /// Arguments by plan and channel, complete but for the call's own.
-    prepared: Vec<Vec<Box<pl_args>>>,
+    prepared: Vec<Vec<pl_args>>,
     /// Calls made on each channel.
     calls: Steps,
     /// After the last eager call of each channel, and whether there has been one.
@@ -92,7 +92,7 @@ impl GpuRank {
         };
         let args = |plan: &Plan, channel: usize| {
             // SAFETY: integers and raw pointers, for which zero is a value.
-            let mut args: Box<pl_args> = Box::new(unsafe { std::mem::zeroed() });
+            let mut args: pl_args = unsafe { std::mem::zeroed() };
             args.table = *plan.table;
             args.geo = parts.layout.geometry(channel, plan.choice.protocol, &plan.table);
             args.base = base;
