@@ -217,6 +217,24 @@ fn one_thread_drives_several_ranks_in_a_group() {
 }
 
 #[test]
+fn a_call_that_a_group_makes_after_destroy_is_refused() {
+    in_child("a_call_that_a_group_makes_after_destroy_is_refused", &[KERNELS], || {
+        let case = case(DType::F32, Op::Sum, 999, 3);
+        let comm = Communicator::create_local(1, &config(1)).unwrap().swap_remove(0);
+        group_start();
+        let buffers = {
+            let rank = Rank::new(&comm, 0, case.bytes()).unwrap();
+            rank.call_raw(std::ptr::null_mut(), &case).unwrap();
+            rank.into_buffers()
+        };
+        comm.destroy().unwrap();
+        assert_eq!(group_end(), Err(Error::Closed));
+        drop(buffers);
+        nothing_is_left();
+    });
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     let name = "a_rank_that_does_not_come_is_named_and_the_gpu_stays_usable";
     in_child(name, &[KERNELS], || {

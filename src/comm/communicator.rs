@@ -359,6 +359,9 @@ impl Inner {
         stream: crate::device::cuda::StreamRef,
         channel: Option<usize>,
     ) -> Result<()> {
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
         if call.count == 0 {
             return Ok(());
         }

@@ -358,6 +358,8 @@ impl GpuRank {
         self.drain();
         let state = Arc::clone(&self.parts.state);
         let steps = state.channels().map_or([0; CHANNELS], |(steps, _)| steps);
+        // A call that a group still holds finds this.
+        self.fault.raise(Error::Closed);
         let _ = state.close();
         if self.lock().captured > 0 {
             // A replay that began just before the word was set.
