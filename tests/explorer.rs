@@ -5,9 +5,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
 #[path = "explorer/cases.rs"]
 mod cases;
+mod common;
 
 use cases::{boxes, plan, Box_, Plan, Runner, Way, WAYS};
 use peerlane::Algorithm;
@@ -42,8 +42,13 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
     let (first, last) = only.map_or((0, seeds), |s| (s, s + 1));
     let cells: Vec<(Algorithm, Way)> =
         Algorithm::ALL.iter().flat_map(|&a| WAYS.map(|w| (a, w))).collect();
-    let (begun, cases, steps, writes, events) =
-        (Instant::now(), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (begun, cases, steps, writes, events) = (
+        Instant::now(),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+    );
     in_parallel(&cells, |runner, &(algorithm, way)| {
         for seed in first..last {
             let plan = plan(&boxes, algorithm, way, seed);

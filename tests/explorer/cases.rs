@@ -1,5 +1,7 @@
 //! Cases for the explorer: boxes, plans drawn from a seed, and the verdict over what the ranks did.
 
+#![allow(dead_code)]
+
 use crate::common::partitions::{islands, shuffled};
 use crate::common::world::mix;
 use explorer::Outcome;
@@ -141,16 +143,35 @@ impl Random {
 
 /// A plan whose steps are mostly of this schedule and way, the others of any that the box has.
 pub fn plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
-    let mut r = Random(mix(seed ^ ((algorithm as u64) << 56 | (way.0 as u64) << 52 | (way.1 as u64) << 50)));
+    draw(boxes, algorithm, way, seed, 3)
+}
+
+/// A plan of this schedule and way alone.
+pub fn plain_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
+    draw(boxes, algorithm, way, seed, 1)
+}
+
+/// Every step is, with a chance of `1 - 1/mix_in`, of this schedule and way.
+fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) -> Plan {
+    let mut r = Random(mix(
+        seed ^ ((algorithm as u64) << 56 | (way.0 as u64) << 52 | (way.1 as u64) << 50)
+    ));
     let fitting: Vec<&Box_> =
         boxes.iter().filter(|b| b.tables(algorithm, way.1).is_some()).collect();
     let b = *r.of(&fitting);
-    let (blocks, threads, cpu_shape) =
-        *r.of(&[(1, 1, true), (1, 1, true), (1, 1, false), (1, 2, false), (2, 1, false), (2, 2, false)]);
-    let epochs = [1, 1, 0, 2, (1 << 30) - 4, (1 << 32) - 5, (1 << 32) - 2, (1 << 31) - 3, (5 << 30) - 3];
+    let (blocks, threads, cpu_shape) = *r.of(&[
+        (1, 1, true),
+        (1, 1, true),
+        (1, 1, false),
+        (1, 2, false),
+        (2, 1, false),
+        (2, 2, false),
+    ]);
+    let epochs =
+        [1, 1, 0, 2, (1 << 30) - 4, (1 << 32) - 5, (1 << 32) - 2, (1 << 31) - 3, (5 << 30) - 3];
     let mut steps = Vec::new();
     for k in 0..4 + r.below(3) {
-        let main = k < 2 || r.below(3) > 0;
+        let main = k < 2 || mix_in == 1 || !r.one_in(mix_in);
         let (tables, protocol) = if main {
             (b.tables(algorithm, way.1).unwrap(), way.0)
         } else {
@@ -291,6 +312,7 @@ pub fn epoch_after(start: u64, steps: u32) -> u64 {
 pub struct Verdict {
     pub outcome: Outcome,
     pub states: Vec<pl_state>,
+    pub channels: Vec<pl_channel>,
     /// `records[at][of]`.
     pub records: Vec<Vec<pl_record>>,
     /// Steps that each rank finished.
@@ -340,7 +362,10 @@ impl Runner {
     fn slab(&mut self, rank: usize) -> &mut [u8] {
         // SAFETY: lines are bytes, and there are five slabs of them.
         unsafe {
-            std::slice::from_raw_parts_mut(self.slabs.as_mut_ptr().cast::<u8>().add(rank * SLAB), SLAB)
+            std::slice::from_raw_parts_mut(
+                self.slabs.as_mut_ptr().cast::<u8>().add(rank * SLAB),
+                SLAB,
+            )
         }
     }
 
@@ -471,7 +496,7 @@ impl Runner {
             })
             .collect();
         let wrong = self.first_wrong(plan, &inputs, &states, &channels, &finished);
-        Verdict { outcome, states, records, finished, wrong }
+        Verdict { outcome, states, channels, records, finished, wrong }
     }
 
     fn first_wrong(
