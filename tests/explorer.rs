@@ -9,8 +9,8 @@
 mod cases;
 mod common;
 
-use cases::{boxes, plan, Box_, Plan, Runner, Way, WAYS};
-use peerlane::Algorithm;
+use cases::{boxes, plain_plan, plan, Random, Runner, Way, WAYS};
+use peerlane::{Algorithm, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -73,4 +73,64 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
         cases as f64 / seconds
     );
     assert_eq!(cases, cells.len() as u64 * (last - first));
+}
+
+/// One write is lost, anywhere. `ll` and `sentinel` prove each word's arrival: a loss ends in the deadline, on all ranks
+/// that need it, and never in wrong data. `flagged` proves its flags alone: lost data is for the self-test to find.
+#[test]
+fn a_lost_write_is_a_deadline_and_never_wrong_data() {
+    let boxes = boxes();
+    in_parallel(&WAYS, |runner, &way| {
+        let (mut ended, mut wrong, mut harmless) = (0, 0, 0);
+        for seed in 0..1200 {
+            let algorithm = Algorithm::ALL[(seed % 6) as usize];
+            let mut plan = plain_plan(&boxes, algorithm, way, seed);
+            // A rank's own words do not get lost on a link.
+            plan.host_staged = false;
+            let writes = runner.run(&plan).outcome.writes;
+            plan.drop_at = 1 + Random(seed).below(writes) as u32;
+            let verdict = runner.run(&plan);
+            let at = format!("{}, write {} of {writes} lost, seed {seed}", plan.name, plan.drop_at);
+            assert_eq!(verdict.outcome.stuck, 0, "{at}");
+            match (&verdict.wrong, verdict.gave_up()) {
+                (Some(wrong), _) if way.0 != Protocol::Flagged => panic!("{at}: {wrong}"),
+                (Some(_), _) => wrong += 1,
+                (None, true) => ended += 1,
+                // Its bits were there already, or are padding: every result was right.
+                (None, false) => harmless += 1,
+            }
+        }
+        println!("{} {}: {ended} deadlines, {wrong} wrong data, {harmless} harmless", way.0, way.1);
+        assert!(ended > if way.0 == Protocol::Flagged { 60 } else { 1100 });
+    });
+}
+
+/// All that a rank writes to a peer lands where the peer does not look: what mappings to the wrong memory do.
+#[test]
+fn writes_that_never_reach_their_owner_are_noticed() {
+    let boxes = boxes();
+    in_parallel(&WAYS, |runner, &way| {
+        let (mut ended, mut wrong) = (0, 0);
+        for seed in 0..600 {
+            let algorithm = Algorithm::ALL[(seed % 6) as usize];
+            let mut plan = plain_plan(&boxes, algorithm, way, seed);
+            let mut random = Random(seed);
+            let from = random.below(plan.n as u64) as usize;
+            let peers: Vec<u8> = plan.steps[0].tables[from].send
+                [..plan.steps[0].tables[from].phase.iter().map(|p| usize::from(p.sends)).sum()]
+                .iter()
+                .map(|s| s.peer)
+                .collect();
+            plan.mirror = Some((from as u32, u32::from(*random.of(&peers))));
+            plan.steps.iter_mut().for_each(|s| s.count = s.count.max(16 * plan.n / s.dtype.size()));
+            let verdict = runner.run(&plan);
+            let at = format!("{}, mirrored {:?}, seed {seed}", plan.name, plan.mirror);
+            assert!(verdict.complaint().is_some(), "{at}: not noticed");
+            assert_eq!((verdict.outcome.stuck, &verdict.wrong), (0, &None), "{at}");
+            ended += u32::from(verdict.gave_up());
+            wrong += u32::from(verdict.wrong.is_some());
+        }
+        println!("{} {}: {ended} deadlines, {wrong} wrong data", way.0, way.1);
+        assert_eq!(ended, 600);
+    });
 }
