@@ -65,6 +65,11 @@ fn words_must_be_armed_again() {
 }
 
 #[test]
+fn a_nan_of_all_ones_must_not_be_sent_as_it_is() {
+    caught("raw NaN", 20, any(&boxes(), SENTINEL), |p| p.control = control::RAW_NAN);
+}
+
+#[test]
 fn the_epoch_must_advance() {
     let boxes = boxes();
     for way in [LL, PUSH, PULL] {

@@ -91,7 +91,8 @@ fn no_ll_tag_survives_a_period_of_2_to_the_30() {
     }
 }
 
-/// Everything a sentinel step has read is armed again, or the step after next takes it for its own data.
+/// Everything a sentinel step has read is armed again, or the step after next takes it for its own data (which the
+/// explorer shows: explorer_controls.rs).
 #[test]
 fn a_sentinel_step_leaves_its_slots_armed() {
     let mut world = World::new(4, Protocol::Sentinel, false, two_shot);
@@ -101,9 +102,4 @@ fn a_sentinel_step_leaves_its_slots_armed() {
             assert!(world.half(r, half).iter().all(|&b| b == 0xff), "rank {r}, half {half}");
         }
     }
-    // The control: a word that nobody re-armed is taken for data, and the result is wrong.
-    world.half(0, 1)[0..4].copy_from_slice(&1f32.to_bits().to_le_bytes());
-    world.half(0, 0)[0..4].copy_from_slice(&1f32.to_bits().to_le_bytes());
-    let stale = world.half(0, 0).iter().any(|&b| b != 0xff);
-    assert!(stale);
 }

@@ -47,7 +47,10 @@ inline T load(const void* p) {
 inline void post_4x32(void* p, const uint32_t* w) {
   const bool armed = (w[0] & w[1] & w[2] & w[3]) == 0xffffffffu;
   if (control() == CONTROL_NO_REARM && armed) return;
-  for (int i = 0; i < 4; ++i) world->post(static_cast<uint32_t*>(p) + i, w[i], 4);
+  for (int i = 0; i < 4; ++i) {
+    const bool raw = control() == CONTROL_RAW_NAN && (w[i] == 0x7fffffffu || w[i] == 0x7fff7fffu);
+    world->post(static_cast<uint32_t*>(p) + i, raw ? 0xffffffffu : w[i], 4);
+  }
 }
 inline void poll_4x32(const void* p, uint32_t* w) {
   for (int i = 0; i < 4; ++i) {

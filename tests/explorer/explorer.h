@@ -23,7 +23,8 @@ enum explorer_control {
   CONTROL_NO_BARRIER = 8,      /* barriers of a block let threads through */
   CONTROL_TORN_WORDS = 9,      /* 64-bit words travel as two 32-bit words */
   CONTROL_TAG_WRAPS = 10,      /* ll tags compare by >=, wrapping */
-  CONTROL_NO_CLEAR = 11        /* ll words are never cleared */
+  CONTROL_NO_CLEAR = 11,       /* ll words are never cleared */
+  CONTROL_RAW_NAN = 12         /* sentinel words of all ones are sent as they are */
 };
 
 typedef struct {

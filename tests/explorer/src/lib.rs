@@ -65,4 +65,5 @@ pub mod control {
     pub const TORN_WORDS: u32 = 9;
     pub const TAG_WRAPS: u32 = 10;
     pub const NO_CLEAR: u32 = 11;
+    pub const RAW_NAN: u32 = 12;
 }
