@@ -94,7 +94,8 @@ fn no_ll_tag_survives_a_period_of_2_to_the_30() {
     }
 }
 
-/// Everything a sentinel step has read is armed again, or the step after next takes it for its own data.
+/// Everything a sentinel step has read is armed again, or the step after next takes it for its own data (which the
+/// explorer shows: explorer_controls.rs).
 #[test]
 fn a_sentinel_step_leaves_its_slots_armed() {
     let mut world = World::new(4, Protocol::Sentinel, false, two_shot);
