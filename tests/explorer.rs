@@ -75,6 +75,20 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
     assert_eq!(cases, cells.len() as u64 * (last - first));
 }
 
+#[test]
+fn a_seed_decides_everything() {
+    let boxes = boxes();
+    let run = |seed| {
+        let plan = plan(&boxes, Algorithm::TwoShot, WAYS[(seed % 4) as usize], seed);
+        let o = Runner::new().run(&plan).outcome;
+        (o.events, o.writes)
+    };
+    for seed in 0..40 {
+        assert_eq!(run(seed), run(seed));
+        assert_ne!(run(seed), run(seed + 4), "the control: another seed is another run");
+    }
+}
+
 /// One write is lost, anywhere. `ll` and `sentinel` prove each word's arrival: a loss ends in the deadline, on all ranks
 /// that need it, and never in wrong data. `flagged` proves its flags alone: lost data is for the self-test to find.
 #[test]

@@ -1,6 +1,8 @@
 //! Waits that end: deadline, abort, mismatched calls, two launches on one channel. Each leaves a record that says who
 //! waited for whom, an output nobody can mistake for a result, and a channel that never runs again.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::tables::{one_shot, two_shot};
