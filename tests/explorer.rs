@@ -3,7 +3,7 @@
 //! What the fabric may do, and why it may, stands in `explorer/world.h`. A seed decides everything;
 //! `PL_EXPLORER_SEED=n` runs that seed alone, `PL_EXPLORER_SEEDS=n` so many of each schedule and protocol.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 #[path = "explorer/cases.rs"]
 mod cases;
@@ -73,6 +73,20 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
         cases as f64 / seconds
     );
     assert_eq!(cases, cells.len() as u64 * (last - first));
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    let boxes = boxes();
+    let run = |seed| {
+        let plan = plan(&boxes, Algorithm::TwoShot, WAYS[(seed % 4) as usize], seed);
+        let o = Runner::new().run(&plan).outcome;
+        (o.events, o.writes)
+    };
+    for seed in 0..40 {
+        assert_eq!(run(seed), run(seed));
+        assert_ne!(run(seed), run(seed + 4), "the control: another seed is another run");
+    }
 }
 
 /// One write is lost, anywhere. `ll` and `sentinel` prove each word's arrival: a loss ends in the deadline, on all ranks

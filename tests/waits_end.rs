@@ -1,7 +1,7 @@
 //! Whatever does not come, a wait ends; whatever is old, a wait does not end early. Over the explorer, whose clock jumps
 //! over a deadline exactly when nothing can happen any more: no test here sleeps.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 #[path = "explorer/cases.rs"]
 mod cases;
@@ -90,9 +90,9 @@ fn a_wait_for_a_silent_rank_ends_and_says_what_it_waited_for() {
         for way in WAYS {
             for b in boxes.iter().filter(|b| b.tables(algorithm, way.1).is_some()) {
                 let tables = b.tables(algorithm, way.1).unwrap();
-                for silent in 0..b.n {
-                    for phase in 0..usize::from(tables[silent].phases) {
-                        if tables[silent].phase[phase].sends == 0 {
+                for (silent, table) in tables.iter().enumerate() {
+                    for phase in 0..usize::from(table.phases) {
+                        if table.phase[phase].sends == 0 {
                             continue;
                         }
                         let mut named = BTreeSet::new();
@@ -119,7 +119,7 @@ fn a_wait_for_a_silent_rank_ends_and_says_what_it_waited_for() {
                             );
                             cases += 1;
                             verdicts += verdict.states.iter().filter(|s| s.abort != 0).count();
-                            if seed % 16 == 0 {
+                            if seed.is_multiple_of(16) {
                                 whole.check = false;
                                 assert_eq!(
                                     runner.run(&whole).complaint(),

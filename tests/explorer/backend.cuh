@@ -1,7 +1,9 @@
-// The third back end of the kernels: see world.h for what it does to their stores. Included inside dev.cuh.
+// The third back end of the kernels: see world.h for what it does to their stores. Included inside
+// dev.cuh.
 //
-// EXPLORER_STRIP 1 compiles the kernels as for a GPU: packs in registers, several blocks and threads. More compiles them
-// as for the CPU device: one thread, strips that are pointers into memory.
+// EXPLORER_STRIP 1 compiles the kernels as for a GPU: packs in registers, several blocks and
+// threads. More compiles them as for the CPU device: one thread, strips that are pointers into
+// memory.
 #include "world.h"
 
 namespace PL_NAMESPACE {
@@ -75,10 +77,14 @@ inline void post_2x64(void* p, uint64_t x, uint64_t y) {
 inline bool tag_matches(uint64_t word, uint32_t tag) {
   const uint32_t found = uint32_t(word >> 32);
   switch (control()) {
-    case CONTROL_NO_WAIT: return true;
-    case CONTROL_TAG_NOT_LESS: return found >= tag;
-    case CONTROL_TAG_WRAPS: return int32_t(found - tag) >= 0;
-    default: return found == tag;
+    case CONTROL_NO_WAIT:
+      return true;
+    case CONTROL_TAG_NOT_LESS:
+      return found >= tag;
+    case CONTROL_TAG_WRAPS:
+      return int32_t(found - tag) >= 0;
+    default:
+      return found == tag;
   }
 }
 inline bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
@@ -182,9 +188,12 @@ inline void user_load(Raw& r, const void* p, uint32_t, uint32_t bytes) {
 }
 inline void partial_load(Raw& r, const void* p, bool wide) { memcpy(r.w, p, wide ? 32 : 16); }
 inline void slab_load(Raw& r, const void* p, bool wide) {
-  for (uint32_t i = 0; i < (wide ? 8 : 4); ++i) r.w[i] = load<uint32_t>(static_cast<const uint32_t*>(p) + i);
+  for (uint32_t i = 0; i < (wide ? 8 : 4); ++i)
+    r.w[i] = load<uint32_t>(static_cast<const uint32_t*>(p) + i);
 }
-inline void slab_store(void* p, const Raw& r, uint32_t, bool wide) { publish_bytes(p, r.w, wide ? 32 : 16); }
+inline void slab_store(void* p, const Raw& r, uint32_t, bool wide) {
+  publish_bytes(p, r.w, wide ? 32 : 16);
+}
 template <class T>
 inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.w, bytes);
@@ -242,12 +251,16 @@ inline void user_load(Raw& r, const void* p, uint32_t packs, uint32_t bytes) {
     r.own();
   }
 }
-inline void partial_load(Raw& r, const void* p, bool) { r.p = static_cast<const unsigned char*>(p); }
+inline void partial_load(Raw& r, const void* p, bool) {
+  r.p = static_cast<const unsigned char*>(p);
+}
 inline void slab_load(Raw& r, const void* p, bool) {
   world->before_load(p);
   r.p = static_cast<const unsigned char*>(p);
 }
-inline void slab_store(void* p, const Raw& r, uint32_t bytes, bool) { publish_bytes(p, r.p, bytes); }
+inline void slab_store(void* p, const Raw& r, uint32_t bytes, bool) {
+  publish_bytes(p, r.p, bytes);
+}
 template <class T>
 inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.p, bytes);

@@ -240,7 +240,9 @@ pub fn geometry(protocol: Protocol, table: &pl_table) -> pl_geometry {
         records: 0,
         calls: 1024,
         flag_chunks: (FLAGS_HALF / 64) as u32 / u32::from(table.flag_slots),
-        reserved: 0,
+        ll: DATA + 2 * HALF * Protocol::Ll as u64,
+        ll_half_bytes: HALF,
+        rotation: 1,
     }
 }
 

@@ -17,9 +17,12 @@ void hot(const pl_args& a) {
 template <class D>
 void short_words(const pl_args& a) {
   switch (a.proto) {
-    case PL_LL: return hot<D, Ll>(a);
-    case PL_SENTINEL: return hot<D, Sentinel<D>>(a);
-    default: return hot<D, Flagged>(a);
+    case PL_LL:
+      return hot<D, Ll>(a);
+    case PL_SENTINEL:
+      return hot<D, Sentinel<D>>(a);
+    default:
+      return hot<D, Flagged>(a);
   }
 }
 
@@ -32,9 +35,12 @@ void integers(const pl_args& a) {
 
 void explore(const pl_args& a) {
   switch (a.dtype) {
-    case PL_BF16: return short_words<Bf16>(a);
-    case PL_F32: return short_words<F32>(a);
-    default: return integers<Int<int32_t>>(a);
+    case PL_BF16:
+      return short_words<Bf16>(a);
+    case PL_F32:
+      return short_words<F32>(a);
+    default:
+      return integers<Int<int32_t>>(a);
   }
 }
 

@@ -1,8 +1,14 @@
 #include "world.h"
 
-#if !defined(__x86_64__)
-#error "the explorer switches fibers by hand on x86-64; another CPU needs its own explorer_switch"
-#endif
+namespace {
+
+constexpr size_t STACK_BYTES = 128 << 10;
+
+void enter() { explorer::world->fiber_main(); }
+
+}  // namespace
+
+#if defined(__x86_64__)
 
 // Saves what the calling convention lets a callee keep, and goes on where `to` was left.
 extern "C" void explorer_switch(void** from, void* to);
@@ -29,6 +35,41 @@ explorer_switch:
 .size explorer_switch, .-explorer_switch
 )");
 
+namespace {
+// What `explorer_switch` finds when it first goes to a fiber: six registers, and `enter` to return
+// to.
+void* prepare(char* stack) {
+  const uintptr_t top = (uintptr_t(stack) + STACK_BYTES) & ~uintptr_t(63);
+  void** sp = reinterpret_cast<void**>(top) - 8;
+  memset(sp, 0, 64);
+  sp[6] = reinterpret_cast<void*>(&enter);
+  return sp;
+}
+}  // namespace
+
+#else  // slower: a system call per switch
+
+#include <ucontext.h>
+
+namespace {
+void explorer_switch(void** from, void* to) {
+  ucontext_t here;  // on the stack of the fiber that is left
+  *from = &here;
+  swapcontext(&here, static_cast<ucontext_t*>(to));
+}
+void* prepare(char* stack) {
+  ucontext_t* context = reinterpret_cast<ucontext_t*>((uintptr_t(stack) + 63) & ~uintptr_t(63));
+  getcontext(context);
+  context->uc_stack.ss_sp = stack + 4096;
+  context->uc_stack.ss_size = STACK_BYTES - 4096;
+  context->uc_link = nullptr;
+  makecontext(context, enter, 0);
+  return context;
+}
+}  // namespace
+
+#endif
+
 namespace gpu_shape {
 void explore(const pl_args&);
 }
@@ -41,11 +82,8 @@ namespace explorer {
 __thread World* world;
 
 namespace {
-constexpr size_t STACK_BYTES = 128 << 10;
-// Longer than any deadline of a case; see World::clock.
-constexpr uint64_t LONG_NS = uint64_t(1) << 60;
-
-void enter() { world->fiber_main(); }
+// Longer than any deadline of a case.
+constexpr uint64_t LONG_NS = uint64_t(1) << 50;
 }  // namespace
 
 // ---- fibers
@@ -73,8 +111,9 @@ void World::switch_to(Fiber* f) {
   explorer_switch(&from->sp, f->sp);
 }
 
-// Who runs next. When nothing is in flight and polls keep failing, threads take turns, each up to its next failed poll:
-// after three rounds without a store nothing can ever change, which is what `quiet` reports.
+// Who runs next. When nothing is in flight and polls keep failing, threads take turns, each up to
+// its next failed poll: after three rounds without a store nothing can ever change, which is what
+// `quiet` reports.
 Fiber* World::choose() {
   const uint32_t count = uint32_t(fibers_.size());
   const bool turns = pending_ == 0 && fails_ > 8 * live_;
@@ -94,7 +133,8 @@ Fiber* World::choose() {
 void World::reschedule() {
   ++events_;
   // Once every thread polls in vain, only a delivery changes anything.
-  if (pending_ != 0 && (random(256) < deliver_chance_ || fails_ > 2 * live_)) deliver_some(1 + random(burst_));
+  if (pending_ != 0 && (random(256) < deliver_chance_ || fails_ > 2 * live_))
+    deliver_some(1 + random(burst_));
   Fiber* next = choose();
   if (next == nullptr) {
     stuck_ = live_ != 0;
@@ -110,9 +150,9 @@ void World::failed_poll() {
   reschedule();
 }
 
-// Time stands almost still while anything can happen, and jumps over every deadline when nothing can: a deadline fires
-// exactly when the wait would never end.
-uint64_t World::clock() { return clock_ += quiet() ? LONG_NS / 1024 : 1; }
+// Time stands almost still while anything can happen, and jumps over every deadline when nothing
+// can: a deadline fires exactly when the wait would never end.
+uint64_t World::clock() { return clock_ += quiet() ? LONG_NS : 1; }
 
 // ---- threads that meet
 
@@ -201,10 +241,12 @@ void World::enqueue(uint32_t to, void* p, uint64_t value, uint32_t bytes, const 
   ++pending_;
 }
 
-// A rank's later access to a word that one of its own writes is on the way to does not pass that write.
+// A rank's later access to a word that one of its own writes is on the way to does not pass that
+// write.
 void World::own_writes_first(uintptr_t at) {
   const uintptr_t offset = at - uintptr_t(c->arena);
-  if (offset < uintptr_t(c->n) << c->slab_log2 && in_flight_[word_of(offset)] >> now->rank & 1) drain(now->rank);
+  if (offset < uintptr_t(c->n) << c->slab_log2 && in_flight_[word_of(offset)] >> now->rank & 1)
+    drain(now->rank);
 }
 
 // Notes that the rank has a write on the way to these words, or has no more.
@@ -225,8 +267,10 @@ void World::deliver(Queue& q, uint32_t rank, size_t index) {
   q.writes[index] = q.writes[q.head];
   if (++q.head == q.writes.size()) q.head = 0, q.writes.clear();
   const uint32_t to = uint32_t((w.at - uintptr_t(c->arena)) >> c->slab_log2);
-  const bool mirrored = c->mirror_from != c->mirror_to && rank == c->mirror_from && to == c->mirror_to;
-  if (++writes_ != c->drop_at && !mirrored) memcpy(reinterpret_cast<void*>(w.at), &w.value, w.bytes);
+  const bool mirrored =
+      c->mirror_from != c->mirror_to && rank == c->mirror_from && to == c->mirror_to;
+  if (++writes_ != c->drop_at && !mirrored)
+    memcpy(reinterpret_cast<void*>(w.at), &w.value, w.bytes);
   toggle_in_flight(rank, w);
   const uint32_t writer = rank * MAX_THREADS + w.thread;
   landed_[writer][w.number] = 1;
@@ -292,9 +336,10 @@ explorer_outcome World::run(const explorer_case& which) {
   world = this;
   state_ = which.seed * 0x9e3779b97f4a7c15ull + 0x1234567;
   for (int i = 0; i < 4; ++i) random(2);
-  // How this seed's box behaves: prompt or lazy fabric, bursts, order or none, long or short turns, a slow rank, a slow link.
-  const uint32_t chances[] = {8, 40, 128, 230}, bursts[] = {1, 4, 16, 100}, windows[] = {1, 4, 1 << 30, 1 << 30},
-                 stays[] = {0, 3, 15, 100};
+  // How this seed's box behaves: prompt or lazy fabric, bursts, order or none, long or short turns,
+  // a slow rank, a slow link.
+  const uint32_t chances[] = {8, 40, 128, 230}, bursts[] = {1, 4, 16, 100},
+                 windows[] = {1, 4, 1 << 30, 1 << 30}, stays[] = {0, 3, 15, 100};
   deliver_chance_ = chances[random(4)];
   burst_ = bursts[random(4)];
   window_ = windows[random(4)];
@@ -323,12 +368,7 @@ explorer_outcome World::run(const explorer_case& which) {
     f.thread = i % threads;
     f.block = f.thread / which.threads;
     f.tid = f.thread % which.threads;
-    const uintptr_t top = (uintptr_t(stacks_.get()) + (i + 1) * STACK_BYTES) & ~uintptr_t(63);
-    // As if explorer_switch had been called: six registers, the address to return to; then the stack is as after a call.
-    void** sp = reinterpret_cast<void**>(top) - 8;
-    memset(sp, 0, 64);
-    sp[6] = reinterpret_cast<void*>(&enter);
-    f.sp = sp;
+    f.sp = prepare(stacks_.get() + i * STACK_BYTES);
     Barrier& b = blocks_[f.rank * which.blocks + f.block];
     if (f.tid == 0) b.first = i, b.threads = which.threads;
     if (f.thread == 0) ranks_[f.rank].first = i, ranks_[f.rank].threads = threads;

@@ -1,22 +1,31 @@
-// A box of ranks in one thread: every GPU thread is a fiber, every store to a slab is a posted write that travels, time
-// is a counter, and one seed decides everything.
+// A box of ranks in one thread: every GPU thread is a fiber, every store to a slab is a posted
+// write that travels, time is a counter, and one seed decides everything.
 //
 // What the fabric may do to a write, and why it may:
-// - Writes wait in a queue per (writer rank, slab) and are delivered at any later time, in any order: relaxed stores to
-//   different words have no order in the PTX model, and PCIe writes with relaxed ordering may pass each other.
-// - A vector store travels as its 32-bit words, a 64-bit store whole: PTX promises atomicity up to 64 bits of a scalar.
+// - Writes wait in a queue per (writer rank, slab) and are delivered at any later time, in any
+// order: relaxed stores to
+//   different words have no order in the PTX model, and PCIe writes with relaxed ordering may pass
+//   each other.
+// - A vector store travels as its 32-bit words, a 64-bit store whole: PTX promises atomicity up to
+// 64 bits of a scalar.
 // - Two writes of one rank to the same word keep their order (coherence).
-// - A release is delivered after every write that happened before it: the thread's own, and those of threads it has met
-//   at a barrier of the block since they were issued (cumulativity), to whichever slab. Nothing orders it with writes of
-//   other threads, or with later ones.
-// - A system fence orders the same writes before all *later* writes of the thread, and of threads that it meets at a
+// - A release is delivered after every write that happened before it: the thread's own, and those
+// of threads it has met
+//   at a barrier of the block since they were issued (cumulativity), to whichever slab. Nothing
+//   orders it with writes of other threads, or with later ones.
+// - A system fence orders the same writes before all *later* writes of the thread, and of threads
+// that it meets at a
 //   barrier afterwards. It delivers nothing by itself.
-// - A launch happens after the launch before it on the same rank, so what was ordered by a barrier or fence in one stays
-//   ordered in the next. Writes stay in flight across launches: nothing but their reader waits for them.
-// - A rank's words in its own device memory (flags polled, words re-armed or cleared) change at once. What pull publishes
-//   in the writer's own slab still travels, because peers look at it. With `host_staged` the slab is host memory and every
-//   store of its owner travels too.
-// - Loads happen in program order, each 32-bit word (64-bit for tagged words) by itself. Loads that the reader's GPU
+// - A launch happens after the launch before it on the same rank, so what was ordered by a barrier
+// or fence in one stays
+//   ordered in the next. Writes stay in flight across launches: nothing but their reader waits for
+//   them.
+// - A rank's words in its own device memory (flags polled, words re-armed or cleared) change at
+// once. What pull publishes
+//   in the writer's own slab still travels, because peers look at it. With `host_staged` the slab
+//   is host memory and every store of its owner travels too.
+// - Loads happen in program order, each 32-bit word (64-bit for tagged words) by itself. Loads that
+// the reader's GPU
 //   would reorder are not modelled.
 #ifndef EXPLORER_WORLD_H
 #define EXPLORER_WORLD_H
@@ -55,7 +64,8 @@ struct Queue {
   size_t size() const { return writes.size() - head; }
 };
 
-// Threads that meet: of a block, or of a rank between two launches. They are neighbours in the list of fibers.
+// Threads that meet: of a block, or of a rank between two launches. They are neighbours in the list
+// of fibers.
 struct Barrier {
   uint32_t first = 0, threads = 0, arrived = 0, generation = 0;
   bool any = false, result = false;
@@ -68,8 +78,8 @@ struct Fiber {
   uint32_t rank = 0, block = 0, tid = 0, thread = 0;  // thread: index in the rank
   bool runnable = true;
   const pl_args* args = nullptr;  // of the launch it is in
-  Counts before;  // writes that happened before what this thread does next
-  Counts fenced;  // those that a fence has ordered before its later writes
+  Counts before;                  // writes that happened before what this thread does next
+  Counts fenced;                  // those that a fence has ordered before its later writes
 };
 
 class World {
@@ -129,7 +139,8 @@ class World {
   std::vector<std::vector<uint8_t>> landed_;  // per thread: which of its writes, by number
   std::vector<uint32_t> oldest_;              // per thread: its oldest write in flight
   std::vector<uint32_t> issued_;
-  std::vector<uint8_t> in_flight_;  // per 4-byte word of the arena, a bit per writing rank: at most one write each
+  std::vector<uint8_t>
+      in_flight_;  // per 4-byte word of the arena, a bit per writing rank: at most one write each
   std::unique_ptr<char[]> stacks_;
   size_t stack_count_ = 0;
   void* main_sp_ = nullptr;

@@ -1,5 +1,5 @@
-// The CPU kernel of `flagged` over int32. A file of its own, so that a test may spoil the memory orders here and nowhere
-// else (-D__ATOMIC_RELEASE=0 makes every release relaxed).
+// The CPU kernel of `flagged` over int32. A file of its own, so that a test may spoil the memory
+// orders here and nowhere else (-D__ATOMIC_RELEASE=0 makes every release relaxed).
 #include "all_reduce.cuh"
 #include "ranks.h"
 

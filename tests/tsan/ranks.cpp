@@ -1,12 +1,13 @@
-// Ranks as threads over the CPU kernels of `flagged`, for ThreadSanitizer: the data is plain memory there, and only the
-// flags order it. Usage: ranks TABLES, a file of cases: a header {n, steps, one_half}, then n tables.
-// Exits with 3 if a sum is wrong, 4 if the file is not what it should be; ThreadSanitizer with 66 if it saw a race.
+// Ranks as threads over the CPU kernels of `flagged`, for ThreadSanitizer: the data is plain memory
+// there, and only the flags order it. Usage: ranks TABLES, a file of cases: a header {n, steps,
+// one_half}, then n tables. Exits with 3 if a sum is wrong, 4 if the file is not what it should be;
+// ThreadSanitizer with 66 if it saw a race.
+#include "ranks.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "ranks.h"
 
 namespace {
 
@@ -25,7 +26,9 @@ struct Rank {
   bool wrong = false;
 };
 
-int32_t element(uint32_t rank, uint32_t step, uint64_t i) { return int32_t(rank * 1000003 + step * 7919 + i * 31); }
+int32_t element(uint32_t rank, uint32_t step, uint64_t i) {
+  return int32_t(rank * 1000003 + step * 7919 + i * 31);
+}
 
 // Calls of changing size, in place and not.
 void* run(void* arg) {
@@ -34,7 +37,8 @@ void* run(void* arg) {
   pl_state state = {};
   pl_channel channel = {};
   channel.epoch = 1;
-  int32_t *in = static_cast<int32_t*>(malloc(COUNT * 4)), *out = static_cast<int32_t*>(malloc(COUNT * 4));
+  int32_t *in = static_cast<int32_t*>(malloc(COUNT * 4)),
+          *out = static_cast<int32_t*>(malloc(COUNT * 4));
   void* partial = aligned_alloc(64, 2 * 8 * COUNT / 64 * 64);
   a->table = *r.table;
   a->geo.data = DATA;
