@@ -1,10 +1,7 @@
 //! Waits that end: deadline, abort, mismatched calls, two launches on one channel. Each leaves a record that says who
 //! waited for whom, an output nobody can mistake for a result, and a channel that never runs again.
 
-<<<<<<< HEAD
 // Helpers of tests are tests too, but clippy's exemption stops at functions with #[test].
-=======
->>>>>>> schedule
 #![allow(clippy::unwrap_used)]
 
 mod common;
