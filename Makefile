@@ -16,7 +16,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
-  tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/tsan/*.h tests/tsan/*.cpp tests/fakecuda/*.[ch] \
+  tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] \
   benches/rivals/*.c)
 
 .DEFAULT_GOAL := build

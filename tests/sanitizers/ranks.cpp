@@ -1,7 +1,7 @@
-// Ranks as threads over the CPU kernels of `flagged`, for ThreadSanitizer: the data is plain memory
-// there, and only the flags order it. Usage: ranks TABLES, a file of cases: a header {n, steps,
-// one_half}, then n tables. Exits with 3 if a sum is wrong, 4 if the file is not what it should be;
-// ThreadSanitizer with 66 if it saw a race.
+// Ranks as threads over the CPU kernels, for sanitizers. Usage: ranks TABLES, a file of cases: a
+// header {n, steps, protocol, one_half}, then n tables. Buffers have exactly the bytes of their
+// call. Exits with 3 if a sum is wrong, 4 if the file is not what it should be; a sanitizer has an
+// exit code of its own.
 #include "ranks.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@ constexpr uint64_t COUNT = 700, HALF = 256 << 10, FLAGS_HALF = 16 << 10, FLAGS =
 constexpr uint64_t DATA = FLAGS + 2 * FLAGS_HALF, SLAB = DATA + 2 * HALF;
 
 struct Case {
-  uint32_t n, steps, one_half;
+  uint32_t n, steps, protocol, one_half;
 };
 
 struct Rank {
@@ -37,8 +37,6 @@ void* run(void* arg) {
   pl_state state = {};
   pl_channel channel = {};
   channel.epoch = 1;
-  int32_t *in = static_cast<int32_t*>(malloc(COUNT * 4)),
-          *out = static_cast<int32_t*>(malloc(COUNT * 4));
   void* partial = aligned_alloc(64, 2 * 8 * COUNT / 64 * 64);
   a->table = *r.table;
   a->geo.data = DATA;
@@ -55,26 +53,29 @@ void* run(void* arg) {
   a->deadline_ns = 5000000000ull;
   a->dtype = PL_I32;
   a->op = PL_SUM;
-  a->proto = PL_FLAGGED;
+  a->proto = r.c.protocol;
   a->yield = 1;
   for (uint32_t k = 0; k < r.c.steps && !r.wrong; ++k) {
-    const bool in_place = k & 1;
-    int32_t* from = in_place ? out : in;
     a->count = k % 3 == 0 ? COUNT : k % 3 == 1 ? 5 : 250;
+    int32_t* out = static_cast<int32_t*>(malloc(a->count * 4));
+    const bool in_place = k & 1;
+    int32_t* from = in_place ? out : static_cast<int32_t*>(malloc(a->count * 4));
     a->chunk_packs = 30;
     a->input = from;
     a->output = out;
     a->launch = k + 1;
     for (uint64_t i = 0; i < a->count; ++i) from[i] = element(r.rank, k, i);
-    pl_tsan_all_reduce(a);
+    pl_sanitized_all_reduce(a);
     for (uint64_t i = 0; i < a->count; ++i) {
       uint32_t want = 0;
       for (uint32_t p = 0; p < r.c.n; ++p) want += uint32_t(element(p, k, i));
       r.wrong |= uint32_t(out[i]) != want;
     }
     r.wrong |= state.abort != 0;
+    if (!in_place) free(from);
+    free(out);
   }
-  free(a), free(in), free(out), free(partial);
+  free(a), free(partial);
   return nullptr;
 }
 
