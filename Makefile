@@ -79,7 +79,7 @@ install: ## Install library, header, pkg-config file and tool under PREFIX
 	ln -sf libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libpeerlane.so
 	install -m 644 include/peerlane.h $(DESTDIR)$(PREFIX)/include/peerlane.h
-	sed 's|@prefix@|$(PREFIX)|' ffi/c/peerlane.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
+	sed 's|@prefix@|$(PREFIX)|; s|@version@|$(VERSION)|' ffi/c/peerlane.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
 	install -m 755 $(BUILT)/peerlane $(DESTDIR)$(PREFIX)/bin/peerlane
 	@if [ -f $(RIVAL) ]; then install -D -m 755 $(RIVAL) $(DESTDIR)$(PREFIX)/libexec/peerlane/peerlane-rival-mpi; fi

@@ -32,7 +32,9 @@
  * communicator. The library cannot be unloaded: dlclose() leaves it in place, because its threads may still run.
  *
  * Structs that begin with `size` may get fields at their end in a later version. A program built with an older header
- * keeps working with a newer library; a newer field that is set is refused by an older library.
+ * keeps working with a newer library; a newer field that is set is refused by an older library. That is why every
+ * field that is added to peerlane_config later says "not set" with 0 or NULL: peerlane_config_init zeroes what it does
+ * not know, and a library takes a field that it does not know for set unless all of it is zero.
  */
 #ifndef PEERLANE_H
 #define PEERLANE_H
@@ -217,7 +219,12 @@ peerlane_status peerlane_comm_explain(peerlane_comm_t comm, size_t bytes, peerla
  * same or do not overlap; both may be NULL if `count` is 0. With `stream` NULL the call returns when `output` is
  * complete. With a stream it returns when the work is queued behind what the stream already holds: `output` is
  * complete, and both buffers free, after peerlane_stream_synchronize; whether it worked says peerlane_comm_async_error.
- * Inside a group the call is only noted. A failure of the communicator is sticky: every later call returns it again. */
+ * Inside a group the call is only noted. A failure of the communicator is sticky: every later call returns it again.
+ *
+ * On the CPU device naming a stream does not make the call return early: where the stream is idle it runs on the
+ * caller's thread and may block until all ranks have called, so a thread that drives several ranks needs a group. Only
+ * a call that finds its stream busy is queued. A stream named in a group must live until the group's end and must not
+ * be shared by two ranks of one communicator: the one's work would wait for the other's behind it. */
 peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, void* output, size_t count,
                                     peerlane_dtype dtype, peerlane_op op, peerlane_stream_t stream);
 

@@ -11,6 +11,7 @@ use super::watch::{start, Watch};
 use super::wire::{decode, encode, Message, Process, MAX_CONTRIBUTION, MAX_FDS};
 use super::UniqueId;
 use crate::error::{Error, Result};
+use crate::thread::without_signals;
 use crate::types::MAX_RANKS;
 use serde::de::DeserializeOwned;
 use serde::Serialize;
@@ -222,9 +223,8 @@ impl Mesh {
                     }
                 }
             };
-            std::thread::Builder::new()
-                .name("peerlane-guard".into())
-                .spawn_scoped(scope, look_out)
+            let builder = std::thread::Builder::new().name("peerlane-guard".into());
+            without_signals(|| builder.spawn_scoped(scope, look_out))
                 .map_err(|e| Error::os("pthread_create", &e))?;
             // Also when the work unwinds: the scope waits for the thread.
             let _ending = Notify(stop);

@@ -29,5 +29,6 @@ mod wire;
 
 pub(crate) use fork::Owner;
 pub use mesh::Mesh;
+pub(crate) use unique_id::random;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;

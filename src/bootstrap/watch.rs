@@ -9,11 +9,11 @@ use super::mesh::Peer;
 use super::socket::{after, eventfd, explain, notify, readable, wait};
 use super::wire::{encode, Message, Process};
 use crate::error::{Error, Result};
+use crate::thread::Background;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// After a rank's end of file, how long its process may take to be gone entirely. Asked only where the process hosts
@@ -93,7 +93,7 @@ fn bounded(error: &Error) -> Error {
 /// child it does nothing.
 pub struct Watch {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Background>>,
     owner: Owner,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Starting {
     rank: usize,
     stop: Fd,
     send: SyncSender<(Arc<Shared>, Vec<Process>)>,
-    thread: JoinHandle<()>,
+    thread: Background,
 }
 
 /// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
@@ -115,27 +115,8 @@ pub(super) fn start(rank: usize, on_failure: OnFailure, on_goodbye: OnGoodbye) -
             Watcher { shared: &shared, members: &members, on_failure, on_goodbye }.run();
         }
     };
-    let spawn = || std::thread::Builder::new().name("peerlane-watch".into()).spawn(work);
-    let thread = without_signals(spawn).map_err(|e| Error::os("pthread_create", &e))?;
+    let thread = Background::spawn("peerlane-watch", work)?;
     Ok(Starting { rank, stop, send, thread })
-}
-
-/// Runs `spawn` with all signals blocked, which the new thread inherits: the application's handlers run on its own
-/// threads only.
-fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are initialised by the calls before they are read; restoring the mask that was there is always
-    // allowed.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        let mut old = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        let changed = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old) == 0;
-        let result = spawn();
-        if changed {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        }
-        result
-    }
 }
 
 impl Starting {
@@ -199,10 +180,8 @@ impl Watch {
         notify(&self.shared.stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // The callback may hold the last reference to the watch: a thread does not wait for itself.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
+            // This may be that thread: the callback may hold the last reference to the watch.
+            thread.join();
         }
         self.shared.state().peers.clear();
     }
@@ -213,9 +192,6 @@ impl Drop for Watch {
         if self.owner.is_current() {
             let goodbye = Message::Goodbye { step: 0 };
             self.end((!std::thread::panicking()).then_some(&goodbye));
-        } else if let Ok(thread) = self.thread.get_mut() {
-            // That thread does not exist in a forked child; its handle must not be touched.
-            std::mem::forget(thread.take());
         }
     }
 }
@@ -330,5 +306,58 @@ impl Watcher<'_> {
         } else {
             rank
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::Link;
+    use super::super::socket::pair;
+    use super::*;
+    use std::sync::mpsc::{channel, Receiver};
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Rank 1's watch over rank 0, which has said `words` while rank 1 was still in set-up and read them along with the
+    /// last message of it. Rank 0's end of the link, and the errors that rank 1 learns of.
+    fn after_set_up(words: &[Message]) -> (Link, Watch, Receiver<Error>) {
+        let (a, b) = pair().unwrap();
+        let (theirs, mut mine) = (Link::new(a.into()), Link::new(b.into()));
+        let last = Message::Verdict { stage: "watch".into(), outcome: Ok(Vec::new()) };
+        for message in std::iter::once(&last).chain(words) {
+            theirs.send(message, &[], after(SOON)).unwrap();
+        }
+        mine.fill();
+        assert_eq!(mine.next(MAX_MESSAGE).unwrap().unwrap().0, last);
+        let (send, receive) = channel();
+        let starting =
+            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(|_, _| None)).unwrap();
+        let members = vec![Process::current().unwrap(); 2];
+        let watch = starting.go(vec![Some(Peer { link: mine, pidfd: None }), None], members);
+        (theirs, watch, receive)
+    }
+
+    #[test]
+    fn an_abort_that_came_with_the_last_words_of_set_up_is_seen() {
+        let abort = Error::Aborted { rank: 0 };
+        let (_theirs, watch, errors) = after_set_up(&[Message::Failed(abort.clone())]);
+        assert_eq!(errors.recv_timeout(SOON).unwrap(), abort);
+        assert_eq!(watch.failure(), Some(abort));
+        // Control: without it there is nothing to see.
+        let (_theirs, watch, errors) = after_set_up(&[]);
+        assert!(errors.recv_timeout(Duration::from_millis(200)).is_err());
+        assert_eq!(watch.failure(), None);
+    }
+
+    #[test]
+    fn a_goodbye_that_came_with_the_last_words_of_set_up_is_seen() {
+        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { step: 7 }]);
+        drop(theirs);
+        let begun = Instant::now();
+        while watch.left_before(0) != Some(7) {
+            assert!(begun.elapsed() < SOON);
+            std::thread::yield_now();
+        }
+        assert!(watch.gone(0) && errors.try_recv().is_err());
     }
 }

@@ -8,6 +8,7 @@
 use super::call::Call;
 use super::host::HostRank;
 use super::plans::Plans;
+use crate::bootstrap::random;
 use crate::error::{Error, Result};
 use crate::plan::Choice;
 use crate::types::{DType, Direction, Op, Protocol};
@@ -20,11 +21,7 @@ const COUNT: usize = 1021;
 /// A random number that no earlier communicator's memory can hold the answers to.
 pub(super) fn nonce() -> Result<u64> {
     let mut bytes = [0u8; 8];
-    // SAFETY: fills exactly the bytes of the buffer.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got != bytes.len() as isize {
-        return Err(Error::last_os("getrandom"));
-    }
+    random(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
