@@ -25,10 +25,8 @@ unsafe impl Sync for Fault {}
 impl Fault {
     pub fn new() -> Self {
         // SAFETY: plain integers, for which zero is a value.
-        Fault {
-            first: OnceLock::new(),
-            state: Box::new(UnsafeCell::new(unsafe { std::mem::zeroed() })),
-        }
+        let state = unsafe { std::mem::zeroed() };
+        Fault { first: OnceLock::new(), state: Box::new(UnsafeCell::new(state)) }
     }
 
     /// For the kernels' arguments.

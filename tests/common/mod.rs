@@ -1,6 +1,6 @@
 //! What the tests share.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 pub mod oracle;
 pub mod partitions;
