@@ -145,8 +145,10 @@ fn work(id: &str, rank: &str, lane: &str, for_ever: bool) -> Result<(), String> 
         return Err("the replayed result is wrong".into());
     }
     println!("ready");
-    while for_ever {
-        replay().map_err(text)?;
+    if for_ever {
+        loop {
+            replay().map_err(text)?;
+        }
     }
     drop(buffers);
     comm.destroy().map_err(text)
