@@ -364,10 +364,10 @@ mod tests {
 
     #[test]
     fn a_goodbye_that_came_with_the_last_words_of_set_up_is_seen() {
-        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { step: 7 }]);
+        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { steps: [7; CHANNELS] }]);
         drop(theirs);
         let begun = Instant::now();
-        while watch.left_before(0) != Some(7) {
+        while watch.left_before(0) != Some([7; CHANNELS]) {
             assert!(begun.elapsed() < SOON);
             std::thread::yield_now();
         }
