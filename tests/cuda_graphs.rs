@@ -190,6 +190,7 @@ fn replays_that_meet_on_one_channel_are_an_error_on_all_ranks() {
             launch(&a, &graphs[0]);
             a.stream.synchronize().unwrap();
             b.stream.synchronize().unwrap();
+            soon("the other rank is not told", || comm.error().is_some());
             let error = comm.error();
             met.wait();
             assert_eq!(error, Some(Error::Concurrent { rank: 0 }));

@@ -42,8 +42,11 @@ fn create(n: usize, deadline: Duration) -> Result<Vec<Communicator>, String> {
 
 fn usable(n: usize) -> Result<(), String> {
     let expected = CASE.expected(n, &config(n)?).map_err(|e| e.to_string())?;
+    let all = Barrier::new(n);
     on_ranks(create(n, Duration::from_secs(10))?, |comm| {
-        match Rank::new(comm, 0, CASE.bytes())?.reduce(&CASE)? == expected {
+        let rank = Rank::new(comm, 0, CASE.bytes());
+        all.wait();
+        match rank?.reduce(&CASE)? == expected {
             true => Ok(()),
             false => Err(Error::Internal("wrong data afterwards".into())),
         }
@@ -52,12 +55,15 @@ fn usable(n: usize) -> Result<(), String> {
 }
 
 fn withheld(n: usize) -> Result<(), String> {
-    let all_done = Barrier::new(n);
+    let all = Barrier::new(n);
     on_ranks(create(n, Duration::from_millis(200))?, |comm| {
+        // Allocations may wait for the whole GPU, hence for kernels that wait for this rank: they come before any.
+        let rank = Rank::new(comm, 0, CASE.bytes());
+        all.wait();
         let outcome = if comm.rank() == n - 1 {
             Ok(())
         } else {
-            match Rank::new(comm, 0, CASE.bytes()).and_then(|rank| rank.reduce(&CASE)) {
+            match rank.as_ref().map_err(Clone::clone).and_then(|rank| rank.reduce(&CASE)) {
                 Err(Error::Deadline { peer, .. }) if peer as usize == n - 1 => Ok(()),
                 other => Err(Error::Internal(format!(
                     "rank {} got {:?}",
@@ -66,7 +72,7 @@ fn withheld(n: usize) -> Result<(), String> {
                 ))),
             }
         };
-        all_done.wait();
+        all.wait();
         outcome
     })
     .map_err(|e| e.to_string())?;
@@ -74,15 +80,17 @@ fn withheld(n: usize) -> Result<(), String> {
 }
 
 fn aborted(n: usize) -> Result<(), String> {
-    let all_done = Barrier::new(n);
+    let all = Barrier::new(n);
     on_ranks(create(n, Duration::from_secs(60))?, |comm| {
+        let rank = Rank::new(comm, 0, CASE.bytes());
+        all.wait();
         let start = Instant::now();
         let outcome = if comm.rank() == 0 {
             std::thread::sleep(Duration::from_millis(20));
             comm.abort();
             Ok(())
         } else {
-            match Rank::new(comm, 0, CASE.bytes()).and_then(|rank| rank.reduce(&CASE)) {
+            match rank.as_ref().map_err(Clone::clone).and_then(|rank| rank.reduce(&CASE)) {
                 Err(Error::Aborted { rank: 0 }) if start.elapsed() < Duration::from_secs(5) => {
                     Ok(())
                 }
@@ -94,7 +102,7 @@ fn aborted(n: usize) -> Result<(), String> {
                 ))),
             }
         };
-        all_done.wait();
+        all.wait();
         outcome
     })
     .map_err(|e| e.to_string())?;
@@ -157,14 +165,17 @@ fn left(n: usize) -> Result<(), String> {
 }
 
 fn replayed(n: usize, destroy: bool) -> Result<(), String> {
+    let all = Barrier::new(n);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = create(n, Duration::from_secs(10))?
             .into_iter()
             .map(|comm| {
+                let all = &all;
                 scope.spawn(move || -> Result<(), Error> {
                     let (graph, context, stream, output) = {
                         let rank = Rank::new(&comm, 0, CASE.bytes())?;
                         let graph = capture(&rank)?;
+                        all.wait();
                         replay(&rank, &graph)?;
                         (
                             graph,

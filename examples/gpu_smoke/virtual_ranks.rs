@@ -3,9 +3,10 @@
 use crate::check;
 use crate::support::{on_ranks, Case, Rank};
 use peerlane::comm::{Communicator, Config};
-use peerlane::device::cuda::{Capture, CaptureMode};
+use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
 use peerlane::schedule::{self, Islands};
-use peerlane::{Algorithm, DType, Device, Direction, Op, Protocol};
+use peerlane::{Algorithm, DType, Device, Direction, Error, Op, Protocol};
+use std::sync::Barrier;
 use std::time::Duration;
 
 pub const WAYS: [(Protocol, Direction); 4] = [
@@ -87,13 +88,26 @@ fn every_way(n: usize, islands: &Islands) -> Result<String, String> {
                 .into_iter()
                 .filter_map(|case| expected.iter().find(|(c, _)| *c == case))
                 .collect();
+            let together = Barrier::new(n);
             on_ranks(comms, |comm| {
-                let rank = Rank::new(comm, 0, 1 << 20)?;
+                let rank = Rank::new(comm, 0, 1 << 20);
+                together.wait();
+                let rank = rank?;
+                let mut outcome = Ok(());
                 for (case, bits) in &known {
-                    differs(&rank.reduce(case)?, bits, case, "eager")?;
-                    replays(&rank, case, bits)?;
+                    let eager =
+                        rank.reduce(case).and_then(|got| differs(&got, bits, case, "eager"));
+                    let graph = capture(&rank, case);
+                    // What allocates or frees may wait for the whole GPU, hence for kernels that wait for this rank.
+                    together.wait();
+                    let replayed = graph
+                        .as_ref()
+                        .map_err(Clone::clone)
+                        .and_then(|graph| replay(&rank, graph, case, bits));
+                    together.wait();
+                    outcome = outcome.and(eager).and(replayed);
                 }
-                Ok(())
+                outcome
             })
             .map_err(|e| format!("{algorithm} {protocol} {direction}: {e}"))?;
             ways += 1;
@@ -105,13 +119,16 @@ fn every_way(n: usize, islands: &Islands) -> Result<String, String> {
     ))
 }
 
-fn replays(rank: &Rank, case: &Case, bits: &[u8]) -> Result<(), peerlane::Error> {
+fn capture(rank: &Rank, case: &Case) -> Result<GraphExec, Error> {
     rank.fill(case)?;
     let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal)?;
     for _ in 0..CALLS {
         rank.call(case, None)?;
     }
-    let graph = capture.end()?.instantiate()?;
+    capture.end()?.instantiate()
+}
+
+fn replay(rank: &Rank, graph: &GraphExec, case: &Case, bits: &[u8]) -> Result<(), Error> {
     for _ in 0..REPLAYS {
         graph.launch(&rank.context.enter()?, rank.stream.as_ref())?;
     }
@@ -122,10 +139,10 @@ fn replays(rank: &Rank, case: &Case, bits: &[u8]) -> Result<(), peerlane::Error>
     }
 }
 
-fn differs(got: &[u8], expected: &[u8], case: &Case, how: &str) -> Result<(), peerlane::Error> {
+fn differs(got: &[u8], expected: &[u8], case: &Case, how: &str) -> Result<(), Error> {
     match got.iter().zip(expected).position(|(a, b)| a != b) {
         None => Ok(()),
-        Some(byte) => Err(peerlane::Error::Internal(format!(
+        Some(byte) => Err(Error::Internal(format!(
             "{case:?}, {how}: element {} differs from the CPU's",
             byte / case.dtype.size()
         ))),
