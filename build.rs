@@ -31,6 +31,8 @@ fn host_kernels() {
             .std("c++17")
             .opt_level(3)
             .pic(true)
+            // Debug information of this many instantiations is 20 MB, and half of the compile time.
+            .debug(false)
             // No contraction: a fused multiply-add would round differently from a GPU without it.
             .flag("-ffp-contract=off")
             .flag("-fno-exceptions")

@@ -1,6 +1,6 @@
 //! What the host does around a collective: building and proving a schedule, making a call, and bringing ranks together.
 //! The collectives themselves are measured by `peerlane bench`, where all ranks must make the same number of calls.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion};
 use peerlane::bootstrap::UniqueId;
@@ -41,8 +41,8 @@ fn calls(c: &mut Criterion) {
     let config = Config::from_env(1).expect("an environment that makes sense");
     let comm = Communicator::create_local(1, &config).expect("a communicator").remove(0);
     let stream = Stream::new().expect("a stream");
-    let input = vec![1f32; 16];
-    let mut output = vec![0f32; 16];
+    let input = [1f32; 16];
+    let mut output = [0f32; 16];
     let mut call = |stream: Option<&Stream>| {
         // SAFETY: both buffers hold 16 elements and outlive the call, or the synchronisation that follows it.
         unsafe {

@@ -1,8 +1,8 @@
 // The driver: walks a rank's table, phase by phase.
 //
-// Phase-major: in a phase all sends come first, then all waits. A wait never sits in a loop that also sends: with several
-// chunks per block, a rank waiting for its peer's chunk 0 before it has sent its own chunk 1 may meet a peer that does
-// the same in another order, and neither moves.
+// Phase-major: in a phase all sends come first, then all waits. A wait never sits in a loop that also sends: with
+// several chunks per block, a rank waiting for its peer's chunk 0 before it has sent its own chunk 1 may meet a peer
+// that does the same in another order, and neither moves.
 #ifndef PEERLANE_ALL_REDUCE_CUH
 #define PEERLANE_ALL_REDUCE_CUH
 
@@ -13,8 +13,7 @@ namespace PL_NAMESPACE {
 
 // What is sent, as it travels: the caller's type, or accumulators.
 template <class D, class P>
-PL_FN void load_source(const Step& s, const pl_send& send, const Span& span, bool wide,
-                       dev::Raw& raw) {
+PL_FN void load_source(const Step& s, const pl_send& send, const Span& span, bool wide, dev::Raw& raw) {
   if (send.src == PL_SRC_PARTIAL) {
     dev::partial_load(raw, partial_at<D>(s, span.in_tile), wide);
     return;
@@ -30,7 +29,8 @@ PL_FN void load_source(const Step& s, const pl_send& send, const Span& span, boo
   raw.own();
   dev::Fill<typename D::A> to(raw);
   const uint32_t n = whole_extent<D>(span);
-  PL_UNROLL for (uint32_t i = 0; i < n; ++i) to.set(i, D::up(x[i]));
+  PL_UNROLL
+  for (uint32_t i = 0; i < n; ++i) to.set(i, D::up(x[i]));
 }
 
 // A chunk of all sends of a phase. Sends of the same piece and source that stand together load it once.
@@ -39,10 +39,12 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
   const pl_table& t = s.a.table;
   const bool wide = D::SHORT_FLOAT && ph.wire_f32;
   const uint32_t end = ph.send0 + ph.sends;
-  PL_ROLL for (uint32_t i = ph.send0, next; i < end; i = next) {
+  PL_ROLL
+  for (uint32_t i = ph.send0, next; i < end; i = next) {
     uint32_t moves = 0;
-    PL_ROLL for (next = i; next < end && next - i < 32 && t.send[next].piece == t.send[i].piece &&
-                   t.send[next].src == t.send[i].src;
+    PL_ROLL
+    for (next = i;
+         next < end && next - i < 32 && t.send[next].piece == t.send[i].piece && t.send[next].src == t.send[i].src;
          ++next)
       moves |= uint32_t(P::moves_data(s, next)) << (next - i);
     const Range r = chunk_of(s, t.send[i].piece, chunk);
@@ -52,7 +54,8 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
     each_span<D>(s, r, width, [&](const Span& span) {
       dev::Raw raw;
       load_source<D, P>(s, t.send[i], span, wide, raw);
-      PL_ROLL for (uint32_t k = i; k < next; ++k)
+      PL_ROLL
+      for (uint32_t k = i; k < next; ++k)
         if (moves >> (k - i) & 1) P::put(s, t.send[k], span, raw, wide);
       return true;
     });
@@ -63,16 +66,17 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN bool run_phases(Step& s) {
   const pl_table& t = s.a.table;
-  P::prepare(s);
-  PL_ROLL for (uint32_t p = 0; p < t.phases; ++p) {
+  clear_old_tags(s);
+  PL_ROLL
+  for (uint32_t p = 0; p < t.phases; ++p) {
     const pl_phase& ph = t.phase[p];
     s.phase = p;
-    if (ph.sends)
-      PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) push_chunk<D, P>(s, ph, c);
-    if (ph.folds)
-      PL_ROLL for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks())
-        PL_ROLL for (uint32_t f = ph.fold0; f < uint32_t(ph.fold0 + ph.folds); ++f)
-          if (!fold_chunk<D, P, HOT, K>(s, t.fold[f], c)) return false;
+    if (ph.sends) PL_ROLL
+    for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) push_chunk<D, P>(s, ph, c);
+    if (ph.folds) PL_ROLL
+    for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) PL_ROLL
+    for (uint32_t f = ph.fold0; f < uint32_t(ph.fold0 + ph.folds); ++f)
+      if (!fold_chunk<D, P, HOT, K>(s, t.fold[f], c)) return false;
   }
   return true;
 }

@@ -1,7 +1,7 @@
 // The seam between the kernels and what runs them: a GPU, a CPU thread, or a test that explores interleavings.
 //
-// This is the only file that spells inline PTX, memory orders or compiler intrinsics. Every access to memory that a peer
-// also touches goes through it. A back end supplies, in this namespace:
+// This is the only file that spells inline PTX, memory orders or compiler intrinsics. Every access to memory that a
+// peer also touches goes through it. A back end supplies, in this namespace:
 //
 //   PL_FN                  how a function is declared
 //   PL_UNROLL PL_EACH PL_ROLL   loops over the elements of a strip, over the operands of a fold, and all others: on a
@@ -20,8 +20,8 @@
 #ifndef PEERLANE_DEV_CUH
 #define PEERLANE_DEV_CUH
 
-#include <stdint.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "launch.h"
@@ -62,9 +62,8 @@ PL_FN To bit_cast(From v) {
 // PTX promises atomicity to 64 bits: a vector access is a set of scalar accesses in any order. Hence every 32-bit word
 // (sentinel) or 64-bit word (ll) proves its own arrival, and the vector form is only there to fill the bus.
 PL_FN void post_4x32(void* p, const uint32_t* w) {
-  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
-                   __cvta_generic_to_global(p)),
-               "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]),
+               "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");
 }
 PL_FN void poll_4x32(const void* p, uint32_t* w) {
@@ -74,8 +73,7 @@ PL_FN void poll_4x32(const void* p, uint32_t* w) {
                : "memory");
 }
 PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
-  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
-               "l"(x), "l"(y)
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "l"(x), "l"(y)
                : "memory");
 }
 // Two words of `ll`: their data to w[0] and w[1]. True if both carry the tag.
@@ -89,27 +87,19 @@ PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   return ((uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag)) == 0;
 }
 PL_FN void post_64(void* p, uint64_t v) {
-  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
-               : "memory");
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
 PL_FN uint64_t poll_64(const void* p) {
   uint64_t v;
-  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];"
-               : "=l"(v)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
+  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)) : "memory");
   return v;
 }
 PL_FN void flag_release(void* p, uint64_t v) {
-  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
-               : "memory");
+  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
 PL_FN uint64_t flag_acquire(const void* p) {
   uint64_t v;
-  asm volatile("ld.acquire.sys.global.b64 %0, [%1];"
-               : "=l"(v)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
+  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)) : "memory");
   return v;
 }
 PL_FN void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
@@ -128,21 +118,16 @@ PL_FN uint64_t share(uint64_t v) {
 // The abort word is also written by the host, so its loads have system scope.
 PL_FN uint32_t local_load32(const uint32_t* p) {
   uint32_t v;
-  asm volatile("ld.relaxed.sys.global.b32 %0, [%1];"
-               : "=r"(v)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
+  asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)) : "memory");
   return v;
 }
 PL_FN void local_store32(uint32_t* p, uint32_t v) {
-  asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(v)
-               : "memory");
+  asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(v) : "memory");
 }
 PL_FN uint64_t local_load64(const uint64_t* p) { return poll_64(p); }
 PL_FN void local_store64(uint64_t* p, uint64_t v) { post_64(p, v); }
 PL_FN void local_release64(uint64_t* p, uint64_t v) {
-  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v)
-               : "memory");
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
 // Puts `v` where 0 stands; returns what stood there. GPU scope: these words never leave the rank's own memory.
 PL_FN uint64_t claim(uint64_t* p, uint64_t v) {
@@ -253,8 +238,9 @@ PL_FN void user_load(Raw& r, const void* p, uint32_t, uint32_t bytes) {
     const uint4 v = *static_cast<const uint4*>(p);
     r.w[0] = v.x, r.w[1] = v.y, r.w[2] = v.z, r.w[3] = v.w;
   } else {
-    PL_UNROLL for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
-        set_element<T>(r.w, i, i * sizeof(T) < bytes ? static_cast<const T*>(p)[i] : T(0));
+    PL_UNROLL
+    for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
+      set_element<T>(r.w, i, i * sizeof(T) < bytes ? static_cast<const T*>(p)[i] : T(0));
   }
 }
 // The rank's own accumulators: whole packs of 16 or 32 bytes, aligned.
@@ -280,8 +266,9 @@ PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
   if (bytes == 16 && aligned(to)) {
     *static_cast<uint4*>(to) = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
   } else {
-    PL_UNROLL for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
-        if (i * sizeof(T) < bytes) static_cast<T*>(to)[i] = element<T>(r.w, i);
+    PL_UNROLL
+    for (uint32_t i = 0; i < 16 / sizeof(T); ++i)
+      if (i * sizeof(T) < bytes) static_cast<T*>(to)[i] = element<T>(r.w, i);
   }
 }
 
@@ -347,15 +334,10 @@ PL_FN void post_4x32(void* p, const uint32_t* w) {
   for (int i = 0; i < 4; ++i) __atomic_store_n(static_cast<uint32_t*>(p) + i, w[i], __ATOMIC_RELAXED);
 }
 PL_FN void poll_4x32(const void* p, uint32_t* w) {
-  for (int i = 0; i < 4; ++i)
-    w[i] = __atomic_load_n(static_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
+  for (int i = 0; i < 4; ++i) w[i] = __atomic_load_n(static_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
 }
-PL_FN void post_64(void* p, uint64_t v) {
-  __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELAXED);
-}
-PL_FN uint64_t poll_64(const void* p) {
-  return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED);
-}
+PL_FN void post_64(void* p, uint64_t v) { __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELAXED); }
+PL_FN uint64_t poll_64(const void* p) { return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED); }
 PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
   post_64(p, x);
   post_64(static_cast<uint64_t*>(p) + 1, y);
@@ -365,13 +347,12 @@ PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return uint32_t(x >> 32) == tag && uint32_t(y >> 32) == tag;
 }
-PL_FN void flag_release(void* p, uint64_t v) {
-  __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELEASE);
-}
+PL_FN void flag_release(void* p, uint64_t v) { __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELEASE); }
 PL_FN uint64_t flag_acquire(const void* p) {
   return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_ACQUIRE);
 }
-PL_FN void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// Acquire and release are enough: nothing here stores a word and then decides by loading another one.
+PL_FN void fence_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 
 PL_FN void sync_block() {}
 PL_FN bool any_in_block(bool x) { return x; }

@@ -68,12 +68,18 @@ struct WrapArith {
   static PL_FN A max(A x, A y) { return x < y ? y : x; }
   static PL_FN A div(A x, uint32_t n) { return A(x / A(n)); }
 };
-template <> struct Arith<int8_t> : WrapArith<int8_t, uint32_t> {};
-template <> struct Arith<uint8_t> : WrapArith<uint8_t, uint32_t> {};
-template <> struct Arith<int32_t> : WrapArith<int32_t, uint32_t> {};
-template <> struct Arith<uint32_t> : WrapArith<uint32_t, uint32_t> {};
-template <> struct Arith<int64_t> : WrapArith<int64_t, uint64_t> {};
-template <> struct Arith<uint64_t> : WrapArith<uint64_t, uint64_t> {};
+template <>
+struct Arith<int8_t> : WrapArith<int8_t, uint32_t> {};
+template <>
+struct Arith<uint8_t> : WrapArith<uint8_t, uint32_t> {};
+template <>
+struct Arith<int32_t> : WrapArith<int32_t, uint32_t> {};
+template <>
+struct Arith<uint32_t> : WrapArith<uint32_t, uint32_t> {};
+template <>
+struct Arith<int64_t> : WrapArith<int64_t, uint64_t> {};
+template <>
+struct Arith<uint64_t> : WrapArith<uint64_t, uint64_t> {};
 
 // min and max ignore a NaN beside a number. Where the operands compare equal their bits differ only for the two zeros:
 // OR of the bits is then the smaller (-0), AND the larger (+0).
@@ -97,20 +103,34 @@ struct FloatArith {
   }
   static PL_FN A div(A x, uint32_t n) { return x / A(n); }
 };
-template <> struct Arith<float> : FloatArith<float, uint32_t> {};
-template <> struct Arith<double> : FloatArith<double, uint64_t> {};
+template <>
+struct Arith<float> : FloatArith<float, uint32_t> {};
+template <>
+struct Arith<double> : FloatArith<double, uint64_t> {};
 
 struct Sum {
-  template <class A> static PL_FN A of(A x, A y) { return Arith<A>::add(x, y); }
+  template <class A>
+  static PL_FN A of(A x, A y) {
+    return Arith<A>::add(x, y);
+  }
 };
 struct Prod {
-  template <class A> static PL_FN A of(A x, A y) { return Arith<A>::mul(x, y); }
+  template <class A>
+  static PL_FN A of(A x, A y) {
+    return Arith<A>::mul(x, y);
+  }
 };
 struct Min {
-  template <class A> static PL_FN A of(A x, A y) { return Arith<A>::min(x, y); }
+  template <class A>
+  static PL_FN A of(A x, A y) {
+    return Arith<A>::min(x, y);
+  }
 };
 struct Max {
-  template <class A> static PL_FN A of(A x, A y) { return Arith<A>::max(x, y); }
+  template <class A>
+  static PL_FN A of(A x, A y) {
+    return Arith<A>::max(x, y);
+  }
 };
 
 // The run-time operation, decided once per strip, outside of the loop over its elements. HOT code is for sum and avg.
@@ -121,10 +141,18 @@ PL_FN void with_op(uint32_t op, F f) {
     return;
   }
   switch (op) {
-    case PL_PROD: f(Prod{}); return;
-    case PL_MAX: f(Max{}); return;
-    case PL_MIN: f(Min{}); return;
-    default: f(Sum{}); return;
+    case PL_PROD:
+      f(Prod{});
+      return;
+    case PL_MAX:
+      f(Max{});
+      return;
+    case PL_MIN:
+      f(Min{});
+      return;
+    default:
+      f(Sum{});
+      return;
   }
 }
 

@@ -1,8 +1,8 @@
 // Folds: operands in tree order, summed along the tree, rounded once.
 //
-// A fold's items are the tree in postfix order: push an item, then combine the top two `merge` times. Two ways to do it:
-// a balanced tree over up to K operands is unrolled, with all loads in flight together; any other tree walks its items
-// with a stack of at most STACK values besides the operand in hand, which a merge takes without a push.
+// A fold's items are the tree in postfix order: push an item, then combine the top two `merge` times. Two ways to do
+// it: a balanced tree over up to K operands is unrolled, with all loads in flight together; any other tree walks its
+// items with a stack of at most STACK values besides the operand in hand, which a merge takes without a push.
 #ifndef PEERLANE_FOLD_CUH
 #define PEERLANE_FOLD_CUH
 
@@ -14,7 +14,7 @@ namespace PL_NAMESPACE {
 
 // Enough for trees that halve, over up to four islands that are joined by halving, of 16 ranks. The worst is islands of
 // 1, 1, 1 and 13: two joins wait while the last island's 13 are summed, which takes three.
-constexpr uint32_t STACK = 5;
+constexpr uint32_t STACK = PL_FOLD_STACK;
 
 // A GPU keeps the stack in registers, so its top always has index 0 and a push shifts (a run-time index would put it
 // into local memory). A CPU keeps strips in L1 and moves an index instead.
@@ -29,8 +29,9 @@ struct Stack {
   PL_FN A* top() { return SHIFTS ? v[0] : v[size - 1]; }
   PL_FN void grow() {
     if (SHIFTS) {
-      PL_EACH for (uint32_t d = STACK - 1; d > 0; --d)
-        PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d - 1][i];
+      PL_EACH
+      for (uint32_t d = STACK - 1; d > 0; --d) PL_UNROLL
+      for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d - 1][i];
     }
     ++size;
   }
@@ -40,11 +41,13 @@ struct Stack {
     const A* under = SHIFTS ? v[1] : v[size - 2];
     const A* upper = SHIFTS ? v[0] : v[size - 1];
     with_op<HOT>(op, [&](auto o) {
-      PL_UNROLL for (uint32_t i = 0; i < n; ++i) to[i] = decltype(o)::of(under[i], upper[i]);
+      PL_UNROLL
+      for (uint32_t i = 0; i < n; ++i) to[i] = decltype(o)::of(under[i], upper[i]);
     });
     if (SHIFTS) {
-      PL_EACH for (uint32_t d = 1; d + 1 < STACK; ++d)
-        PL_UNROLL for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d + 1][i];
+      PL_EACH
+      for (uint32_t d = 1; d + 1 < STACK; ++d) PL_UNROLL
+      for (uint32_t i = 0; i < N; ++i) v[d][i] = v[d + 1][i];
     }
     --size;
   }
@@ -57,9 +60,7 @@ struct Lift {
   dev::In<typename D::A> wide;
   bool is_wide;
   PL_FN Lift(const dev::Raw& r, bool w) : narrow(r), wide(r), is_wide(w) {}
-  PL_FN typename D::A operator[](uint32_t i) const {
-    return WIDE && is_wide ? wide[i] : D::up(narrow[i]);
-  }
+  PL_FN typename D::A operator[](uint32_t i) const { return WIDE && is_wide ? wide[i] : D::up(narrow[i]); }
 };
 
 PL_FN bool item_is_wide(const pl_item& it) { return it.wire_f32 || it.from == PL_FROM_PARTIAL; }
@@ -73,7 +74,8 @@ PL_FN Lift<D, WIDE> lift(const Step& s, const dev::Raw& raw, uint32_t item) {
 template <class D, class P, uint32_t K, bool WIDE>
 PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
   uint32_t input = 0, partial = 0;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     const uint32_t from = s.a.table.item[o.item[k]].from;
     input |= uint32_t(from == PL_FROM_INPUT) << k;
     partial |= uint32_t(from == PL_FROM_PARTIAL) << k;
@@ -81,11 +83,11 @@ PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw
   input &= o.present;
   partial &= o.present;
   dev::Raw mine, kept;
-  if (input)
-    dev::user_load<typename D::T, false>(mine, input_at(s, span.in_tile), span.packs, span.bytes);
+  if (input) dev::user_load<typename D::T, false>(mine, input_at(s, span.in_tile), span.packs, span.bytes);
   if (partial) dev::partial_load(kept, partial_at<D>(s, span.in_tile), WIDE);
   if (!P::template gather<K, WIDE>(s, o, span, raw)) return false;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     if (input >> k & 1) dev::same_view(raw[k], mine);
     if (partial >> k & 1) dev::same_view(raw[k], kept);
   }
@@ -99,16 +101,19 @@ PL_FN void store_values(const Step& s, const pl_fold& f, const Span& span, Value
   const uint32_t n = extent<D>(span);
   if (f.dst == PL_DST_PARTIAL) {
     dev::Out<A> out(partial_at<D>(s, span.in_tile), 16);
-    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, value(i));
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, value(i));
     out.flush_partial(D::SHORT_FLOAT);
     return;
   }
   const uint32_t ranks = s.a.table.n;
   dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
   if (s.a.op == PL_AVG) {
-    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(Arith<A>::div(value(i), ranks)));
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(Arith<A>::div(value(i), ranks)));
   } else {
-    PL_UNROLL for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(value(i)));
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(value(i)));
   }
   out.flush();
 }
@@ -118,7 +123,8 @@ PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value)
   if constexpr (dev::STRIP == 1) {
     // In registers once: `value` may be a whole tree, and there are three uses of it.
     typename D::A v[elements<D>()];
-    PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) v[i] = value(i);
+    PL_UNROLL
+    for (uint32_t i = 0; i < elements<D>(); ++i) v[i] = value(i);
     store_values<D>(s, f, span, [&](uint32_t i) { return v[i]; });
   } else {
     store_values<D>(s, f, span, value);
@@ -127,17 +133,19 @@ PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value)
 
 // The sum over a complete tree of K operands, some of them absent, into `v`.
 template <class D, bool WIDE, uint32_t K>
-PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K],
-                    typename D::A (&v)[elements<D>()]) {
-  PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i) {
+PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K], typename D::A (&v)[elements<D>()]) {
+  PL_UNROLL
+  for (uint32_t i = 0; i < elements<D>(); ++i) {
     typename D::A x[K];
-    PL_EACH for (uint32_t k = 0; k < K; ++k) x[k] = lift<D, WIDE>(s, raw[k], o.item[k])[i];
-    PL_EACH for (uint32_t half = K / 2, width = 1; half > 0; half /= 2, width *= 2)
-      PL_EACH for (uint32_t k = 0; k < half; ++k) {
-        // A right half is there if its first leaf is.
-        const bool both = o.present >> ((2 * k + 1) * width) & 1;
-        x[k] = both ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
-      }
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) x[k] = lift<D, WIDE>(s, raw[k], o.item[k])[i];
+    PL_EACH
+    for (uint32_t half = K / 2, width = 1; half > 0; half /= 2, width *= 2) PL_EACH
+    for (uint32_t k = 0; k < half; ++k) {
+      // A right half is there if its first leaf is.
+      const bool both = o.present >> ((2 * k + 1) * width) & 1;
+      x[k] = both ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
+    }
     v[i] = x[0];
   }
 }
@@ -159,15 +167,16 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
   } else {
     typename D::A sum[elements<D>()];
     const uint32_t left = K > N && f.items > N ? (uint32_t(f.items) + 1) / 2 : uint32_t(f.items);
-    PL_ROLL for (uint32_t done = 0; done < f.items; done += left) {
+    PL_ROLL
+    for (uint32_t done = 0; done < f.items; done += left) {
       const Operands<N> o = balanced<N>(s, f.item0 + done, done ? f.items - left : left);
       dev::Raw raw[N];
       if (!fetch<D, P, N, WIDE>(s, o, span, raw)) return false;
       P::template consumed<N, WIDE>(s, o, span);
       typename D::A v[elements<D>()];
       add_tree<D, WIDE, N>(s, o, raw, v);
-      PL_UNROLL for (uint32_t i = 0; i < elements<D>(); ++i)
-        sum[i] = done ? Sum::of(sum[i], v[i]) : v[i];
+      PL_UNROLL
+      for (uint32_t i = 0; i < elements<D>(); ++i) sum[i] = done ? Sum::of(sum[i], v[i]) : v[i];
     }
     store<D>(s, f, span, [&](uint32_t i) { return sum[i]; });
   }
@@ -176,10 +185,10 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
 
 // Pushes or merges K operands in turn.
 template <class D, bool HOT, bool WIDE, uint32_t K>
-PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span,
-                const dev::Raw (&raw)[K]) {
+PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span, const dev::Raw (&raw)[K]) {
   const uint32_t n = extent<D>(span), op = s.a.op;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     if (!(o.present >> k & 1)) break;
     const Lift<D, WIDE> x = lift<D, WIDE>(s, raw[k], o.item[k]);
     uint32_t merges = s.a.table.item[o.item[k]].merge;
@@ -190,23 +199,28 @@ PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span,
         if (k + 1 < K && o.present >> (k + 1) & 1 && s.a.table.item[o.item[k + 1]].merge) {
           const Lift<D, WIDE> y = lift<D, WIDE>(s, raw[k + 1], o.item[k + 1]);
           with_op<HOT>(op, [&](auto c) {
-            PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]);
+            PL_UNROLL
+            for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]);
           });
           merges = s.a.table.item[o.item[k + 1]].merge;
           ++k;
         } else {
-          PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
+          PL_UNROLL
+          for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
         }
       } else {
-        PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
+        PL_UNROLL
+        for (uint32_t i = 0; i < n; ++i) top[i] = x[i];
       }
     } else {
       typename D::A* top = st.top();
       with_op<HOT>(op, [&](auto c) {
-        PL_UNROLL for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(top[i], x[i]);
+        PL_UNROLL
+        for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(top[i], x[i]);
       });
     }
-    PL_ROLL for (; merges > 1; --merges) st.template merge<HOT>(op, n);
+    PL_ROLL
+    for (; merges > 1; --merges) st.template merge<HOT>(op, n);
   }
 }
 
@@ -217,7 +231,8 @@ enum class Purpose { Reduce, Await, Copy };
 template <class D, class P, bool HOT, bool WIDE, uint32_t B>
 PL_FN bool walk_tree(Step& s, const pl_fold& f, Purpose purpose, const Span& span) {
   Stack<D> st;
-  PL_ROLL for (uint32_t i = 0; i < f.items; i += B) {
+  PL_ROLL
+  for (uint32_t i = 0; i < f.items; i += B) {
     const Operands<B> o = run_of<B>(s, f.item0 + i, f.items - i);
     dev::Raw raw[B];
     if (!fetch<D, P, B, WIDE>(s, o, span, raw)) return false;
@@ -240,9 +255,8 @@ PL_FN bool walk_tree(Step& s, const pl_fold& f, Purpose purpose, const Span& spa
 PL_FN Purpose purpose_of(const Step& s, const pl_fold& f) {
   if (f.dst == PL_DST_AWAIT) return Purpose::Await;
   const pl_item& it = s.a.table.item[f.item0];
-  return f.dst == PL_DST_RESULT && f.items == 1 && it.from < PL_MAX_RANKS && !it.wire_f32
-             ? Purpose::Copy
-             : Purpose::Reduce;
+  return f.dst == PL_DST_RESULT && f.items == 1 && it.from < PL_MAX_RANKS && !it.wire_f32 ? Purpose::Copy
+                                                                                          : Purpose::Reduce;
 }
 
 template <class D, class P, bool HOT, uint32_t K>
@@ -253,22 +267,21 @@ PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
   const Purpose purpose = purpose_of(s, f);
   if (P::BULK && purpose == Purpose::Await) return true;
   bool wide = false;
-  if (D::SHORT_FLOAT)
-    PL_ROLL for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
+  if (D::SHORT_FLOAT) PL_ROLL
+  for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
   const bool sums = HOT || s.a.op == PL_SUM || s.a.op == PL_AVG;
   const bool tree = K > 1 && sums && f.canonical && f.items > 1 && purpose == Purpose::Reduce;
   if constexpr (K > 1) {
     if (tree && !wide && f.items <= K) {
-      return each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
-        return sum_tree<D, P, false, K>(s, f, span);
-      });
+      // A CPU sums two operands of a bulk protocol from where they lie: nothing is buffered, so one pass takes the
+      // chunk.
+      const uint32_t span = dev::HOST && P::BULK ? uint32_t(r.last - r.first) : dev::STRIP;
+      return each_span<D>(s, r, span, [&](const Span& span) { return sum_tree<D, P, false, K>(s, f, span); });
     }
     // Accumulators take twice the registers; folds over them mostly have two operands.
     if constexpr (D::SHORT_FLOAT)
       if (tree && f.items == 2) {
-        return each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
-          return sum_tree<D, P, true, 2>(s, f, span);
-        });
+        return each_span<D>(s, r, dev::STRIP, [&](const Span& span) { return sum_tree<D, P, true, 2>(s, f, span); });
       }
   }
   // On a CPU the data of a whole chunk is copied at once, and strips without accumulators have code of their own, so
@@ -277,11 +290,10 @@ PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
   const uint32_t width = whole ? uint32_t(r.last - r.first) : dev::STRIP;
   if constexpr (dev::HOST && D::SHORT_FLOAT)
     if (!wide)
-      return each_span<D>(s, r, width, [&](const Span& span) {
-        return walk_tree<D, P, HOT, false, 2>(s, f, purpose, span);
-      });
+      return each_span<D>(s, r, width,
+                          [&](const Span& span) { return walk_tree<D, P, HOT, false, 2>(s, f, purpose, span); });
   return each_span<D>(s, r, width, [&](const Span& span) {
-    return walk_tree<D, P, HOT, D::SHORT_FLOAT, dev::HOST ? 2 : 1>(s, f, purpose, span);
+    return walk_tree < D, P, HOT, D::SHORT_FLOAT, dev::HOST ? 2 : 1 > (s, f, purpose, span);
   });
 }
 

@@ -1,5 +1,5 @@
-// The kernels for the CPU device: one thread runs the whole grid. Compiled once per instruction set; the baseline object
-// also chooses among them.
+// The kernels for the CPU device: one thread runs the whole grid. Compiled once per instruction set; the baseline
+// object also chooses among them.
 #include "all_reduce.cuh"
 
 namespace PL_NAMESPACE {
@@ -11,9 +11,12 @@ template <class D, bool SENTINEL_IS_LEGAL>
 struct Run {
   static void protocol(const pl_args& a) {
     switch (a.proto) {
-      case PL_LL: return all_reduce<D, Ll, false, OPERANDS>(a);
-      case PL_FLAGGED: return all_reduce<D, Flagged, false, OPERANDS>(a);
-      default: return sentinel(a);
+      case PL_LL:
+        return all_reduce<D, Ll, false, OPERANDS>(a);
+      case PL_FLAGGED:
+        return all_reduce<D, Flagged, false, OPERANDS>(a);
+      default:
+        return sentinel(a);
     }
   }
   static void sentinel(const pl_args& a) {
@@ -29,17 +32,28 @@ void run(const pl_args& a) {
 void dispatch(const pl_args& a) {
   dev::IeeeMode mode;
   switch (a.dtype) {
-    case PL_I8: return run<Int<int8_t>>(a);
-    case PL_U8: return run<Int<uint8_t>>(a);
-    case PL_I32: return run<Int<int32_t>>(a);
-    case PL_U32: return run<Int<uint32_t>>(a);
-    case PL_I64: return run<Int<int64_t>>(a);
-    case PL_U64: return run<Int<uint64_t>>(a);
-    case PL_F16: return run<F16>(a);
-    case PL_F32: return run<F32>(a);
-    case PL_F64: return run<F64>(a);
-    case PL_BF16: return run<Bf16>(a);
-    default: return;
+    case PL_I8:
+      return run<Int<int8_t>>(a);
+    case PL_U8:
+      return run<Int<uint8_t>>(a);
+    case PL_I32:
+      return run<Int<int32_t>>(a);
+    case PL_U32:
+      return run<Int<uint32_t>>(a);
+    case PL_I64:
+      return run<Int<int64_t>>(a);
+    case PL_U64:
+      return run<Int<uint64_t>>(a);
+    case PL_F16:
+      return run<F16>(a);
+    case PL_F32:
+      return run<F32>(a);
+    case PL_F64:
+      return run<F64>(a);
+    case PL_BF16:
+      return run<Bf16>(a);
+    default:
+      return;
   }
 }
 
@@ -56,8 +70,7 @@ extern "C" void pl_host_all_reduce_avx2(const pl_args* a);
 // operation and protocol.
 extern "C" void pl_host_all_reduce(const pl_args* a) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
-    return pl_host_all_reduce_avx2(a);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return pl_host_all_reduce_avx2(a);
 #endif
   PL_NAMESPACE::dispatch(*a);
 }

@@ -6,8 +6,8 @@
 //   pl_all_reduce_<dtype>_<protocol>_any        every type; the operation is a run-time switch; any fan-in
 // Every one takes a pl_args by value.
 //
-// Launch shape: blockDim up to THREADS, a multiple of 32, no dynamic shared memory. All blocks of all ranks that share a
-// GPU must be resident together, because a block waits for what other ranks' blocks send.
+// Launch shape: blockDim up to THREADS, a multiple of 32, no dynamic shared memory. All blocks of all ranks that share
+// a GPU must be resident together, because a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
 
 namespace {
@@ -26,12 +26,12 @@ constexpr unsigned THREADS = 256;
 
 }  // namespace
 
-// `const __grid_constant__`: the table stays in constant memory. A plain by-value argument that is indexed at run time is
-// copied to the stack of every thread.
-#define PL_KERNEL(D, name, P, proto, HOT, K, suffix)                                       \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
-      pl_all_reduce_##name##_##proto##_##suffix(const __grid_constant__ pl_args args) {    \
-    PL_NAMESPACE::all_reduce<D, P<D>, HOT, K>(args);                                       \
+// `const __grid_constant__`: the table stays in constant memory. A plain by-value argument that is indexed at run time
+// is copied to the stack of every thread.
+#define PL_KERNEL(D, name, P, proto, HOT, K, suffix)                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                              \
+      pl_all_reduce_##name##_##proto##_##suffix(const __grid_constant__ pl_args args) { \
+    PL_NAMESPACE::all_reduce<D, P<D>, HOT, K>(args);                                    \
   }
 
 #define PL_HOT_PROTOCOL(D, name, P, proto)   \
@@ -41,12 +41,12 @@ constexpr unsigned THREADS = 256;
   PL_KERNEL(D, name, P, proto, true, 16, 15) \
   PL_KERNEL(D, name, P, proto, false, 1, any)
 
-#define PL_HOT(D, name)                        \
-  PL_HOT_PROTOCOL(D, name, LlOf, ll)           \
+#define PL_HOT(D, name)                          \
+  PL_HOT_PROTOCOL(D, name, LlOf, ll)             \
   PL_HOT_PROTOCOL(D, name, SentinelOf, sentinel) \
   PL_HOT_PROTOCOL(D, name, FlaggedOf, flagged)
 
-#define PL_OTHER(D, name)                    \
+#define PL_OTHER(D, name)                     \
   PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
   PL_KERNEL(D, name, FlaggedOf, flagged, false, 1, any)
 

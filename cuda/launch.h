@@ -20,6 +20,7 @@
 #define PL_MAX_ITEMS 240
 #define PL_MAX_FOLDS 54
 #define PL_PACK_BYTES 16
+#define PL_FOLD_STACK 5 /* most values that a fold's postfix form keeps beside the operand in hand */
 
 /* Data types and operations carry NCCL's numbers, so that the NCCL replacement needs no table. */
 enum pl_dtype {
@@ -68,7 +69,8 @@ typedef struct {
 } pl_send;
 
 /* One operand of a fold, in postfix order of the tree: push it, then combine the top two `merge` times.
- * `wire_f32`: the slot holds accumulator values, not the caller's type. `data`: as in pl_send; in `from`'s slab for pull. */
+ * `wire_f32`: the slot holds accumulator values, not the caller's type. `data`: as in pl_send; in `from`'s slab for
+ * pull. */
 typedef struct {
   uint8_t slot, data, from, merge, wire_f32;
 } pl_item;
@@ -120,8 +122,9 @@ typedef struct {
   pl_record record; /* the first reason, by whoever set `abort` */
 } pl_state;
 
-/* One per channel, in host memory that the device maps: what host and kernels tell each other without a call of the driver,
- * which could queue behind the very kernel that it is meant to end. NULL on the CPU device, where pl_state is host memory. */
+/* One per channel, in host memory that the device maps: what host and kernels tell each other without a call of the
+ * driver, which could queue behind the very kernel that it is meant to end. NULL on the CPU device, where pl_state is
+ * host memory. */
 typedef struct {
   uint32_t abort;   /* as in pl_state, by the host; a wait looks at it now and then */
   uint32_t leaver;  /* the rank behind `left` */
@@ -140,18 +143,24 @@ typedef struct {
 /* Offsets into a slab, in bytes; the same on all ranks. Derived from the capacity and the schedule, never from the
  * call, so that no step can find another step's layout where it reads. */
 typedef struct {
-  uint64_t data, half_bytes, slot_bytes; /* of the protocol's region: word = data + half*half_bytes + slot*slot_bytes */
-  uint64_t flags, flags_half_bytes;      /* flagged only: flag = flags + half*flags_half_bytes + (slot*flag_chunks + chunk)*64 */
-  uint64_t records;                      /* pl_record[16] */
-  uint64_t calls;                        /* pl_call[2][16], of the channel */
-  uint32_t flag_chunks;                  /* most chunks per slot */
-  uint32_t reserved;
+  /* Of the protocol's region: word = data + (epoch & rotation) * half_bytes + slot * slot_bytes + offset. Two halves
+   * (rotation 1) are enough to be right. More (3, 7) leave a buffer alone for longer: on a CPU its lines have then
+   * moved out of the reader's innermost cache, from where taking them back is slow. */
+  uint64_t data, half_bytes, slot_bytes;
+  /* flagged only: flag = flags + (epoch & 1) * flags_half_bytes + (slot * flag_chunks + chunk) * 64 */
+  uint64_t flags, flags_half_bytes;
+  uint64_t records;           /* pl_record[16] */
+  uint64_t calls;             /* pl_call[2][16], of the channel */
+  uint64_t ll, ll_half_bytes; /* the channel's ll region, whose old tags a step of any protocol may have to clear */
+  uint32_t flag_chunks;       /* most chunks per slot */
+  uint32_t rotation;          /* number of buffers in the data region, less one: 1, 3 or 7; 1 for ll and sentinel */
 } pl_geometry;
 
 typedef struct {
   pl_table table;
   pl_geometry geo;
-  uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here; 0: not mapped, the schedule has no edge there */
+  uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here; 0: not mapped, the schedule has no edge
+                                  there */
   pl_state* state;
   pl_channel* channel;
   pl_report* report;
@@ -164,8 +173,8 @@ typedef struct {
   uint64_t call;
   uint32_t dtype, op, proto, algo;
   uint32_t chunk_packs;
-  uint32_t check; /* 1: exchange and compare pl_call first */
-  uint32_t yield; /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
+  uint32_t check;       /* 1: exchange and compare pl_call first */
+  uint32_t yield;       /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
   uint32_t host_staged; /* 1: this rank's slab is host memory that a peer device writes; see cuda/step.cuh */
 } pl_args;
 

@@ -24,7 +24,8 @@ struct Operands {
 template <uint32_t K>
 PL_FN uint32_t missing_item(const Operands<K>& o, uint32_t mask) {
   uint32_t index = o.item[0];
-  PL_EACH for (uint32_t k = K; k-- > 0;)
+  PL_EACH
+  for (uint32_t k = K; k-- > 0;)
     if (mask >> k & 1) index = o.item[k];
   return index;
 }
@@ -33,20 +34,24 @@ PL_FN uint32_t missing_item(const Operands<K>& o, uint32_t mask) {
 template <uint32_t K>
 PL_FN Operands<K> run_of(const Step& s, uint32_t item0, uint32_t items) {
   Operands<K> o;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) o.set(s, k, item0 + (k < items ? k : 0), k < items);
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) o.set(s, k, item0 + (k < items ? k : 0), k < items);
   return o;
 }
 
 // The leaves of the balanced tree over `items` <= K, at their places in the complete tree over K = 2^d: a node with m
-// leaves gives ceil(m/2) to its left half and the rest to its right half, which fit, since m <= K gives ceil(m/2) <= K/2.
-// So one tree that the compiler unrolls serves every number of items; a node without a right half is its left half.
+// leaves gives ceil(m/2) to its left half and the rest to its right half, which fit, since m <= K gives ceil(m/2) <=
+// K/2. So one tree that the compiler unrolls serves every number of items; a node without a right half is its left
+// half.
 template <uint32_t K>
 PL_FN Operands<K> balanced(const Step& s, uint32_t item0, uint32_t items) {
   Operands<K> o;
   uint32_t next = item0;
-  PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  PL_EACH
+  for (uint32_t k = 0; k < K; ++k) {
     uint32_t m = items;
-    PL_EACH for (uint32_t half = K / 2; half > 0; half /= 2) m = k & half ? m / 2 : (m + 1) / 2;
+    PL_EACH
+    for (uint32_t half = K / 2; half > 0; half /= 2) m = k & half ? m / 2 : (m + 1) / 2;
     o.set(s, k, m ? next : item0, m != 0);
     next += m;
   }

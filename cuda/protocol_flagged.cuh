@@ -1,7 +1,7 @@
 // flagged: bulk data, then one 64-bit release flag per chunk and arrival; several chunks are in flight.
 //
-// Push: the writer stores the chunk into the reader's slab, then the flag. Pull: the writer stores it into its own slab,
-// only the flag travels, and the reader loads from the writer's slab.
+// Push: the writer stores the chunk into the reader's slab, then the flag. Pull: the writer stores it into its own
+// slab, only the flag travels, and the reader loads from the writer's slab.
 //
 // Why it is right:
 // - The flag is a release after the data, the reader's load of it an acquire before the data. Posted writes to one
@@ -10,9 +10,11 @@
 //   loads follow thread t's acquire.
 // - A flag is the whole 64-bit epoch, compared for equality. With `>=` over a wrapped value, a flag last used long ago
 //   would count as arrived. A flag of the other half has the other parity and never matches.
-// - Two halves are enough: a rank that has finished step k+1 has had data of step k+1 from (transitively) every rank, and
-//   each had finished step k, reads included, before it sent that. So nobody overwrites, in step k+2, data or a flag that
-//   somebody still needs in step k. The same holds for pull, where it is the writer's own slot that must have been read.
+// - Two halves are enough: a rank that has finished step k+1 has had data of step k+1 from (transitively) every rank,
+// and
+//   each had finished step k, reads included, before it sent that. So nobody overwrites, in step k+2, data or a flag
+//   that somebody still needs in step k. The same holds for pull, where it is the writer's own slot that must have been
+//   read.
 // - A flag has 64 bytes for itself: readers poll it while the writer stores its neighbours.
 #ifndef PEERLANE_PROTOCOL_FLAGGED_CUH
 #define PEERLANE_PROTOCOL_FLAGGED_CUH
@@ -25,20 +27,18 @@ struct Flagged {
   // A strip is a plain copy of any length; a short tail needs no padding, the reader knows the count.
   static constexpr bool BULK = true, WHOLE = false, REARMS = false;
 
-  static PL_FN void prepare(const Step&) {}
-
   // Whether this send moves data. In pull a data slot is written once per step, whoever else is told of it: a second
   // copy could change bytes that the first reader is loading.
   static PL_FN bool moves_data(const Step& s, uint32_t send) {
     const pl_table& t = s.a.table;
     if (!t.pull) return true;
-    PL_ROLL for (uint32_t i = 0; i < send; ++i)
+    PL_ROLL
+    for (uint32_t i = 0; i < send; ++i)
       if (t.send[i].data == t.send[send].data) return false;
     return true;
   }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
-                        bool wide) {
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t at = s.a.table.pull ? s.a.table.rank : to.peer;
     dev::slab_store(slot_data(s, at, to.data) + span.in_piece * (wide ? 32 : 16), raw,
                     wide ? 2 * span.bytes : span.bytes, wide);
@@ -48,31 +48,32 @@ struct Flagged {
   // sends share that wait.
   static PL_FN void publish(const Step& s, const pl_phase& ph, uint64_t chunk) {
     dev::sync_block();
-    PL_ROLL for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
+    PL_ROLL
+    for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
       const pl_send& to = s.a.table.send[i];
-      if (!chunk_of(s, to.piece, chunk).empty())
-        dev::flag_release(slot_flag(s, to.peer, to.slot, chunk), s.epoch);
+      if (!chunk_of(s, to.piece, chunk).empty()) dev::flag_release(slot_flag(s, to.peer, to.slot, chunk), s.epoch);
     }
   }
 
   // The same verdict for all threads of the block, because all of them meet at the barrier.
   static PL_FN bool await_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
     bool ok = true;
-    PL_ROLL for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
+    PL_ROLL
+    for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
       const pl_item& it = s.a.table.item[f.item0 + i];
       if (it.from >= PL_MAX_RANKS) continue;
       const char* flag = slot_flag(s, s.a.table.rank, it.slot, chunk);
-      ok = await(s, [&] { return dev::flag_acquire(flag) == s.epoch; },
-                 [&] { return uint32_t(it.from); });
+      ok = await(
+          s, [&] { return dev::flag_acquire(flag) == s.epoch; }, [&] { return uint32_t(it.from); });
     }
     return !dev::any_in_block(!ok);
   }
 
   // The data is there once the flag is: one pass, all loads in flight.
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
-                           dev::Raw (&raw)[K]) {
-    PL_EACH for (uint32_t k = 0; k < K; ++k) {
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) {
       if (!(o.remote >> k & 1)) continue;
       const pl_item& it = s.a.table.item[o.item[k]];
       const bool wide = WIDE && it.wire_f32;

@@ -6,16 +6,7 @@
 //   splitting or reordering a PCIe write cannot produce a mixed word.
 // - Two halves are enough, as for `flagged`: finishing step k+1 proves that every rank has finished reading step k.
 // - A tag is compared for equality and is never 0, the value of cleared memory (see next_epoch).
-// - A tag must not recur. A word that small messages do not reach keeps the tag of the last large one, and 2^32 steps
-//   later that tag is right again: stale data would be taken for new. So in two consecutive steps of every 2^30, which
-//   hit both halves, the half that the step does not use is cleared: no tag in a slab is older than 2^30 + 2 steps.
-//
-// Why nobody writes to the half being cleared, and why block 0 alone suffices: step k uses half k & 1. The other half
-// was last written in step k-1; all of those words were awaited, hence landed, before this rank finished step k-1. The
-// next to write there is a peer in step k+1, and it must have finished step k first: all blocks of its launch. Some
-// piece of the tile is not empty, and its chunk 0 belongs to block 0 on every rank. Its result depends on every rank's
-// input, and what this rank contributes to chunk 0 leaves through its own block 0, after the clear and the fence. So
-// without block 0's sends no peer finishes step k, whatever the other blocks have sent.
+// - A tag does not recur: see clear_old_tags in step.cuh.
 #ifndef PEERLANE_PROTOCOL_LL_CUH
 #define PEERLANE_PROTOCOL_LL_CUH
 
@@ -26,43 +17,23 @@ namespace PL_NAMESPACE {
 struct Ll {
   static constexpr bool BULK = false, WHOLE = true, REARMS = false;
 
-  // Two neighbours of different parity. Neither is skipped by next_epoch, which skips only the residues 0 and 1.
-  static constexpr uint64_t CLEAR_PERIOD = uint64_t(1) << 30;
-  static constexpr uint64_t CLEAR_AT = CLEAR_PERIOD - 2;
-  static_assert((CLEAR_AT & 1) != ((CLEAR_AT + 1) & 1), "the two steps clear both halves");
-  static_assert(CLEAR_AT > 1 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
-
-  static PL_FN void prepare(const Step& s) {
-    if ((s.epoch & (CLEAR_PERIOD - 1)) < CLEAR_AT || dev::block() != 0) return;
-    const pl_geometry& g = s.a.geo;
-    char* half = slab(s, s.a.table.rank) + g.data + (~s.epoch & 1) * g.half_bytes;
-    PL_ROLL for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.half_bytes;
-         at += uint64_t(dev::threads()) * 16)
-      dev::post_2x64(half + at, 0, 0);
-    // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
-    dev::fence_system();
-    dev::sync_block();
-  }
-
   static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
-                        bool wide) {
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
     char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 8);
-    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-      PL_EACH for (uint32_t w = 0; w < 8; w += 2)
-        if (w < words)
-          dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w),
-                         tag | raw.word(j * words + w + 1));
+    PL_ROLL
+    for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
+    for (uint32_t w = 0; w < 8; w += 2)
+      if (w < words)
+        dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w), tag | raw.word(j * words + w + 1));
   }
   static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
   static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
-                           dev::Raw (&raw)[K]) {
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     const uint32_t tag = uint32_t(s.epoch);
     uint32_t missing = 0;
     return await(
@@ -71,7 +42,8 @@ struct Ll {
           missing = 0;
           // On a GPU absent operands are read as well (of the fold's first slot): a branch would keep the loads of
           // the others from being in flight together.
-          PL_EACH for (uint32_t k = 0; k < K; ++k) {
+          PL_EACH
+          for (uint32_t k = 0; k < K; ++k) {
             const bool on = o.remote >> k & 1;
             if (dev::HOST && !on) continue;
             const pl_item& it = s.a.table.item[o.item[k]];
@@ -79,12 +51,13 @@ struct Ll {
             const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 8);
             raw[k].own();
             bool arrived = true;
-            PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2)
-                if (!WIDE || w < words) {
-                  const uint32_t at = j * words + w;
-                  arrived &= dev::poll_tagged(p + at * 8, raw[k].words(at), tag);
-                }
+            PL_ROLL
+            for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
+            for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2)
+              if (!WIDE || w < words) {
+                const uint32_t at = j * words + w;
+                arrived &= dev::poll_tagged(p + at * 8, raw[k].words(at), tag);
+              }
             missing |= uint32_t(on && !arrived) << k;
           }
           return missing == 0;

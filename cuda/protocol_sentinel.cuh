@@ -3,9 +3,10 @@
 // Why it is right:
 // - A 32-bit aligned store is atomic in every model (PTX, PCIe, CPUs), and every word proves its own arrival, so no
 //   order among words is needed: no fence, no flag, once the bytes.
-// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another NaN
-//   in its place: 0x7fff7fff or 0x7fffffff. Sent as it is, the word would never arrive: a hang. For f64 and integers all
-//   ones is a number, so the protocol refuses them.
+// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another
+// NaN
+//   in its place: 0x7fff7fff or 0x7fffffff. Sent as it is, the word would never arrive: a hang. For f64 and integers
+//   all ones is a number, so the protocol refuses them.
 // - Every word of a pack is written, the tail padded with zeros: a reader polls whole packs, and an unwritten tail word
 //   would hang it. 0 is not the sentinel.
 // - The reader re-arms each word it has read before it ends the step. Left in place, the word would be taken for the
@@ -26,37 +27,37 @@ struct Sentinel {
   static constexpr bool BULK = false, WHOLE = true, REARMS = true;
   static constexpr uint32_t UNWRITTEN = 0xffffffffu;
 
-  static PL_FN void prepare(const Step&) {}
   static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw,
-                        bool wide) {
+  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     const uint32_t other = D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu;
     char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 4);
-    PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-      PL_EACH for (uint32_t w = 0; w < 8; w += 4)
-        if (w < words) {
-          uint32_t v[4];
-          PL_EACH for (uint32_t i = 0; i < 4; ++i) {
-            const uint32_t x = raw.word(j * words + w + i);
-            v[i] = x == UNWRITTEN ? other : x;
-          }
-          dev::post_4x32(p + (j * words + w) * 4, v);
+    PL_ROLL
+    for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
+    for (uint32_t w = 0; w < 8; w += 4)
+      if (w < words) {
+        uint32_t v[4];
+        PL_EACH
+        for (uint32_t i = 0; i < 4; ++i) {
+          const uint32_t x = raw.word(j * words + w + i);
+          v[i] = x == UNWRITTEN ? other : x;
         }
+        dev::post_4x32(p + (j * words + w) * 4, v);
+      }
   }
   static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
   static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span,
-                           dev::Raw (&raw)[K]) {
+  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     uint32_t missing = 0;
     return await(
         s,
         [&] {
           missing = 0;
-          PL_EACH for (uint32_t k = 0; k < K; ++k) {  // absent operands: see protocol_ll.cuh
+          PL_EACH
+          for (uint32_t k = 0; k < K; ++k) {  // absent operands: see protocol_ll.cuh
             const bool on = o.remote >> k & 1;
             if (dev::HOST && !on) continue;
             const pl_item& it = s.a.table.item[o.item[k]];
@@ -64,13 +65,15 @@ struct Sentinel {
             const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 4);
             raw[k].own();
             bool unwritten = false;
-            PL_ROLL for (uint32_t j = 0; j < span.packs; ++j)
-              PL_EACH for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4)
-                if (!WIDE || w < words) {
-                  uint32_t* to = raw[k].words(j * words + w);
-                  dev::poll_4x32(p + (j * words + w) * 4, to);
-                  PL_EACH for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
-                }
+            PL_ROLL
+            for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
+            for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4)
+              if (!WIDE || w < words) {
+                uint32_t* to = raw[k].words(j * words + w);
+                dev::poll_4x32(p + (j * words + w) * 4, to);
+                PL_EACH
+                for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
+              }
             missing |= uint32_t(on && unwritten) << k;
           }
           return missing == 0;
@@ -81,12 +84,14 @@ struct Sentinel {
   template <uint32_t K, bool WIDE>
   static PL_FN void consumed(const Step& s, const Operands<K>& o, const Span& span) {
     const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
-    PL_EACH for (uint32_t k = 0; k < K; ++k) {
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) {
       if (!(o.remote >> k & 1)) continue;
       const pl_item& it = s.a.table.item[o.item[k]];
       const uint32_t bytes = WIDE && it.wire_f32 ? 32 : 16;
       char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * bytes;
-      PL_ROLL for (uint32_t at = 0; at < span.packs * bytes; at += 16) dev::post_4x32(p + at, armed);
+      PL_ROLL
+      for (uint32_t at = 0; at < span.packs * bytes; at += 16) dev::post_4x32(p + at, armed);
     }
   }
 };

@@ -10,21 +10,22 @@ namespace PL_NAMESPACE {
 struct Step {
   const pl_args& a;
   uint64_t epoch;
-  uint64_t packs;   // of the tile
-  uint64_t chunks;  // an upper bound of the chunks of any piece
-  uint64_t whole;   // packs / cut_den
-  uint32_t rest;    // packs % cut_den
-  uint32_t phase;   // of the table, for the record
-  uint32_t reason;  // this thread's own verdict; 0: none, or it only follows somebody else's
-  uint32_t peer;    // whom the verdict is about
-  uint32_t differs; // of a mismatch: a bit per field, see step.cuh
+  uint64_t packs;    // of the tile
+  uint64_t chunks;   // an upper bound of the chunks of any piece
+  uint64_t whole;    // packs / cut_den
+  uint32_t rest;     // packs % cut_den
+  uint32_t phase;    // of the table, for the record
+  uint32_t reason;   // this thread's own verdict; 0: none, or it only follows somebody else's
+  uint32_t peer;     // whom the verdict is about
+  uint32_t differs;  // of a mismatch: a bit per field, see step.cuh
 
   PL_FN Step(const pl_args& args, uint64_t tile_packs)
       : a(args), epoch(0), packs(tile_packs), phase(0), reason(0), peer(0), differs(0) {
     whole = packs / a.table.cut_den;
     rest = uint32_t(packs % a.table.cut_den);
     uint32_t widest = 0;
-    PL_ROLL for (uint32_t p = 0; p < a.table.pieces; ++p) {
+    PL_ROLL
+    for (uint32_t p = 0; p < a.table.pieces; ++p) {
       const uint32_t w = a.table.cut_num[p + 1] - a.table.cut_num[p];
       widest = w > widest ? w : widest;
     }
@@ -61,14 +62,14 @@ PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
   return r;
 }
 
-// Pack j of a piece belongs to the same thread in every phase: block b takes chunks b, b + blocks, ..., its threads take
-// turns inside. So what a phase reads of the scratch or the output was written by the same thread, and phases need no
-// synchronisation among threads.
+// Pack j of a piece belongs to the same thread in every phase: block b takes chunks b, b + blocks, ..., its threads
+// take turns inside. So what a phase reads of the scratch or the output was written by the same thread, and phases need
+// no synchronisation among threads.
 template <class D, class F>
 PL_FN bool each_span(const Step& s, const Range& r, uint32_t width, F f) {
   constexpr uint32_t E = elements<D>();
-  PL_ROLL for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last;
-       j += uint64_t(dev::threads()) * width) {
+  PL_ROLL
+  for (uint64_t j = r.first + uint64_t(dev::tid()) * width; j < r.last; j += uint64_t(dev::threads()) * width) {
     Span span;
     span.in_piece = j;
     span.in_tile = r.piece0 + j;
@@ -103,19 +104,16 @@ PL_FN char* slab(const Step& s, uint32_t rank) { return reinterpret_cast<char*>(
 
 PL_FN char* slot_data(const Step& s, uint32_t rank, uint32_t slot) {
   const pl_geometry& g = s.a.geo;
-  return slab(s, rank) + g.data + (s.epoch & 1) * g.half_bytes + slot * g.slot_bytes;
+  return slab(s, rank) + g.data + (s.epoch & g.rotation) * g.half_bytes + slot * g.slot_bytes;
 }
 PL_FN char* slot_flag(const Step& s, uint32_t rank, uint32_t slot, uint64_t chunk) {
   const pl_geometry& g = s.a.geo;
-  return slab(s, rank) + g.flags + (s.epoch & 1) * g.flags_half_bytes +
-         (uint64_t(slot) * g.flag_chunks + chunk) * 64;
+  return slab(s, rank) + g.flags + (s.epoch & 1) * g.flags_half_bytes + (uint64_t(slot) * g.flag_chunks + chunk) * 64;
 }
 PL_FN const char* input_at(const Step& s, uint64_t pack) {
   return static_cast<const char*>(s.a.input) + pack * PL_PACK_BYTES;
 }
-PL_FN char* output_at(const Step& s, uint64_t pack) {
-  return static_cast<char*>(s.a.output) + pack * PL_PACK_BYTES;
-}
+PL_FN char* output_at(const Step& s, uint64_t pack) { return static_cast<char*>(s.a.output) + pack * PL_PACK_BYTES; }
 template <class D>
 PL_FN char* partial_at(const Step& s, uint64_t pack) {
   return static_cast<char*>(s.a.partial) + pack * partial_pack_bytes<D>();

@@ -9,6 +9,11 @@ namespace PL_NAMESPACE {
 // Between two looks at the abort word, the records and the clock. A failed poll costs a fraction of a microsecond, so a
 // look comes soon enough to end a wait, and its dozen loads stay off the path of data that is about to arrive.
 constexpr uint32_t POLLS_PER_LOOK = 256;
+// Where each failed poll gives the core away, one poll may take milliseconds: a look costs nothing beside that.
+constexpr uint32_t YIELDS_PER_LOOK = 4;
+// A CPU that has polled so often (some 20 us) waits for a rank that is late, or for one that waits for this
+// core: from then on it gives the core away.
+constexpr uint32_t POLLS_BEFORE_YIELD = 1000;
 
 // The host's word lies in host memory: a load of it crosses the link, so it is looked at more rarely still, every few
 // milliseconds.
@@ -22,12 +27,18 @@ PL_FN char* record_slot(const Step& s, uint32_t at, uint32_t of) {
 
 PL_FN uint64_t record_word(const pl_record& r, uint32_t i) {
   switch (i) {
-    case 0: return uint64_t(r.reason) | uint64_t(r.rank) << 32;
-    case 1: return uint64_t(r.peer) | uint64_t(r.phase) << 32;
-    case 2: return r.step;
-    case 3: return r.bytes;
-    case 4: return uint64_t(r.dtype) | uint64_t(r.op) << 32;
-    default: return r.count;
+    case 0:
+      return uint64_t(r.reason) | uint64_t(r.rank) << 32;
+    case 1:
+      return uint64_t(r.peer) | uint64_t(r.phase) << 32;
+    case 2:
+      return r.step;
+    case 3:
+      return r.bytes;
+    case 4:
+      return uint64_t(r.dtype) | uint64_t(r.op) << 32;
+    default:
+      return r.count;
   }
 }
 constexpr uint32_t RECORD_WORDS = 6;
@@ -37,10 +48,9 @@ static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes las
 // The first peer with a record in this rank's slab, or n.
 PL_FN uint32_t who_gave_up(const Step& s) {
   const pl_table& t = s.a.table;
-  PL_ROLL for (uint32_t p = 0; p < t.n; ++p)
-    if (p != t.rank &&
-        dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1)
-      return p;
+  PL_ROLL
+  for (uint32_t p = 0; p < t.n; ++p)
+    if (p != t.rank && dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1) return p;
   return t.n;
 }
 
@@ -89,11 +99,13 @@ template <class Poll, class Peer>
 PL_FN bool await(Step& s, Poll poll, Peer peer) {
   uint64_t start = 0;
   Look seen = Look::KeepWaiting;
-  PL_ROLL for (uint32_t spins = 1;; ++spins) {
+  PL_ROLL
+  for (uint32_t spins = 1;; ++spins) {
     if (poll()) return true;
     if (seen != Look::KeepWaiting) break;
-    dev::pause(s.a.yield);
-    if (spins % POLLS_PER_LOOK == 0) seen = look(s, start, spins);
+    const bool yield = dev::HOST && (s.a.yield || spins > POLLS_BEFORE_YIELD);
+    dev::pause(yield);
+    if (spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0) seen = look(s, start, spins);
   }
   if (seen == Look::Expired) {
     s.reason = PL_REASON_DEADLINE;
@@ -105,8 +117,8 @@ PL_FN bool await(Step& s, Poll poll, Peer peer) {
   return false;
 }
 
-// This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it has
-// mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
+// This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it
+// has mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
 PL_FN void give_up(Step& s) {
   const pl_table& t = s.a.table;
   if (s.reason == PL_REASON_NONE) {
@@ -114,10 +126,12 @@ PL_FN void give_up(Step& s) {
     if (p == t.n) return;  // this rank's abort word was set already
     const char* from = record_slot(s, t.rank, p);
     if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
-    PL_ROLL for (uint32_t k = 0; k < 2; ++k) {
+    PL_ROLL
+    for (uint32_t k = 0; k < 2; ++k) {
       char* to = reinterpret_cast<char*>(k == 0 ? &s.a.state->record : &s.a.report->record);
       if (k == 1 && s.a.report == nullptr) break;
-      PL_ROLL for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
+      PL_ROLL
+      for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
       dev::flag_release(to + 8 * RECORD_WORDS, 1);
     }
     return;
@@ -133,8 +147,8 @@ PL_FN void give_up(Step& s) {
   r.op = s.a.op;
   r.count = s.a.count;
   if (s.reason == PL_REASON_MISMATCH) {
-    const pl_call* theirs = reinterpret_cast<const pl_call*>(slab(s, t.rank) + s.a.geo.calls) +
-                            (s.epoch & 1) * PL_MAX_RANKS + s.peer;
+    const pl_call* theirs =
+        reinterpret_cast<const pl_call*>(slab(s, t.rank) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + s.peer;
     const uint64_t types = dev::poll_64(&theirs->dtype);
     r.count = dev::poll_64(&theirs->count);
     r.dtype = uint32_t(types);
@@ -142,12 +156,14 @@ PL_FN void give_up(Step& s) {
   }
   // Element sizes by number of the type, a hex digit each: an array would be copied to the stack of every thread.
   r.bytes = s.a.count * ((0x2842884411ull >> (4 * s.a.dtype)) & 15);
-  PL_ROLL for (uint32_t p = 0; p < t.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
+  PL_ROLL
+  for (uint32_t p = 0; p < t.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
     if (p == t.rank || (p < t.n && s.a.base[p] == 0) || (p > t.n && s.a.report == nullptr)) continue;
     char* to = p < t.n    ? record_slot(s, p, t.rank)
                : p == t.n ? reinterpret_cast<char*>(&s.a.state->record)
                           : reinterpret_cast<char*>(&s.a.report->record);
-    PL_ROLL for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
+    PL_ROLL
+    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.
     dev::flag_release(to + 8 * RECORD_WORDS, 1);
   }

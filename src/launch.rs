@@ -10,6 +10,7 @@ pub const PL_MAX_SENDS: u32 = 72;
 pub const PL_MAX_ITEMS: u32 = 240;
 pub const PL_MAX_FOLDS: u32 = 54;
 pub const PL_PACK_BYTES: u32 = 16;
+pub const PL_FOLD_STACK: u32 = 5;
 pub const PL_I8: pl_dtype = 0;
 pub const PL_U8: pl_dtype = 1;
 pub const PL_I32: pl_dtype = 2;
@@ -276,12 +277,14 @@ pub struct pl_geometry {
     pub flags_half_bytes: u64,
     pub records: u64,
     pub calls: u64,
+    pub ll: u64,
+    pub ll_half_bytes: u64,
     pub flag_chunks: u32,
-    pub reserved: u32,
+    pub rotation: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_geometry"][::std::mem::size_of::<pl_geometry>() - 64usize];
+    ["Size of pl_geometry"][::std::mem::size_of::<pl_geometry>() - 80usize];
     ["Alignment of pl_geometry"][::std::mem::align_of::<pl_geometry>() - 8usize];
     ["Offset of field: pl_geometry::data"][::std::mem::offset_of!(pl_geometry, data) - 0usize];
     ["Offset of field: pl_geometry::half_bytes"]
@@ -294,10 +297,13 @@ const _: () = {
     ["Offset of field: pl_geometry::records"]
         [::std::mem::offset_of!(pl_geometry, records) - 40usize];
     ["Offset of field: pl_geometry::calls"][::std::mem::offset_of!(pl_geometry, calls) - 48usize];
+    ["Offset of field: pl_geometry::ll"][::std::mem::offset_of!(pl_geometry, ll) - 56usize];
+    ["Offset of field: pl_geometry::ll_half_bytes"]
+        [::std::mem::offset_of!(pl_geometry, ll_half_bytes) - 64usize];
     ["Offset of field: pl_geometry::flag_chunks"]
-        [::std::mem::offset_of!(pl_geometry, flag_chunks) - 56usize];
-    ["Offset of field: pl_geometry::reserved"]
-        [::std::mem::offset_of!(pl_geometry, reserved) - 60usize];
+        [::std::mem::offset_of!(pl_geometry, flag_chunks) - 72usize];
+    ["Offset of field: pl_geometry::rotation"]
+        [::std::mem::offset_of!(pl_geometry, rotation) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -326,30 +332,30 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2456usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2472usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
     ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
-    ["Offset of field: pl_args::base"][::std::mem::offset_of!(pl_args, base) - 2216usize];
-    ["Offset of field: pl_args::state"][::std::mem::offset_of!(pl_args, state) - 2344usize];
-    ["Offset of field: pl_args::channel"][::std::mem::offset_of!(pl_args, channel) - 2352usize];
-    ["Offset of field: pl_args::report"][::std::mem::offset_of!(pl_args, report) - 2360usize];
-    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2368usize];
-    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2376usize];
-    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2384usize];
-    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2392usize];
+    ["Offset of field: pl_args::base"][::std::mem::offset_of!(pl_args, base) - 2232usize];
+    ["Offset of field: pl_args::state"][::std::mem::offset_of!(pl_args, state) - 2360usize];
+    ["Offset of field: pl_args::channel"][::std::mem::offset_of!(pl_args, channel) - 2368usize];
+    ["Offset of field: pl_args::report"][::std::mem::offset_of!(pl_args, report) - 2376usize];
+    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2384usize];
+    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2392usize];
+    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2400usize];
+    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2408usize];
     ["Offset of field: pl_args::deadline_ns"]
-        [::std::mem::offset_of!(pl_args, deadline_ns) - 2400usize];
-    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2408usize];
-    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2416usize];
-    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2424usize];
-    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2428usize];
-    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2432usize];
-    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2436usize];
+        [::std::mem::offset_of!(pl_args, deadline_ns) - 2416usize];
+    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2424usize];
+    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2432usize];
+    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2440usize];
+    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2444usize];
+    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2448usize];
+    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2452usize];
     ["Offset of field: pl_args::chunk_packs"]
-        [::std::mem::offset_of!(pl_args, chunk_packs) - 2440usize];
-    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2444usize];
-    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2448usize];
+        [::std::mem::offset_of!(pl_args, chunk_packs) - 2456usize];
+    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2460usize];
+    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2464usize];
     ["Offset of field: pl_args::host_staged"]
-        [::std::mem::offset_of!(pl_args, host_staged) - 2452usize];
+        [::std::mem::offset_of!(pl_args, host_staged) - 2468usize];
 };

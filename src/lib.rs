@@ -24,6 +24,7 @@ pub mod launch;
 mod log;
 pub mod plan;
 pub mod schedule;
+mod thread;
 pub mod types;
 
 pub use error::{Error, Result};

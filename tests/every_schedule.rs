@@ -16,7 +16,8 @@ use peerlane::launch::{pl_args, pl_channel, pl_geometry, pl_state, pl_table};
 use peerlane::schedule::{build, check, exists, Islands, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
 
-const SLAB: u64 = 2 << 20;
+/// Large enough for the bulk protocol to rotate over more than two buffers.
+const SLAB: u64 = 8 << 20;
 const WAYS: [(Protocol, Direction); 4] = [
     (Protocol::Ll, Direction::Push),
     (Protocol::Sentinel, Direction::Push),
@@ -53,10 +54,17 @@ fn bits(dtype: DType, v: f32) -> u32 {
 
 /// The oracle: one element, along the tree, rounded once.
 fn reduced(step: &Step, n: usize, i: usize) -> u32 {
-    fn float(tree: &Tree, leaf: &dyn Fn(u8) -> f32) -> f32 {
+    fn float(tree: &Tree, op: Op, leaf: &dyn Fn(u8) -> f32) -> f32 {
         match tree {
             Tree::Leaf(rank) => leaf(*rank),
-            Tree::Sum(a, b) => float(a, leaf) + float(b, leaf),
+            Tree::Sum(a, b) => {
+                let (a, b) = (float(a, op, leaf), float(b, op, leaf));
+                match op {
+                    Op::Max => a.max(b),
+                    Op::Min => a.min(b),
+                    _ => a + b,
+                }
+            }
         }
     }
     let of = |rank: u8| bits(step.dtype, element(rank.into(), step.seed, i));
@@ -67,7 +75,7 @@ fn reduced(step: &Step, n: usize, i: usize) -> u32 {
         DType::BF16 => bf16::from_bits(of(rank) as u16).to_f32(),
         _ => f32::from_bits(of(rank)),
     };
-    let sum = float(&step.tree, &value);
+    let sum = float(&step.tree, step.op, &value);
     bits(step.dtype, if step.op == Op::Avg { sum / n as f32 } else { sum })
 }
 
@@ -106,10 +114,14 @@ fn steps(n: usize, layout: &Layout) -> Vec<Step> {
                 // Fewer elements than ranks, an odd number, an even one.
                 for count in [n / 2 + 1, 509, 1024] {
                     let k = steps.len();
-                    let (dtype, op) = match k % 4 {
+                    // There are 12 steps per schedule: without the second term each way would see one type only.
+                    let (dtype, op) = match (k + k / 12) % 7 {
                         0 if protocol != Protocol::Sentinel => (DType::I32, Op::Sum),
                         1 => (DType::F32, Op::Avg),
                         2 => (DType::F32, Op::Sum),
+                        3 => (DType::BF16, Op::Max),
+                        4 => (DType::BF16, Op::Avg),
+                        5 => (DType::F32, Op::Min),
                         _ => (DType::BF16, Op::Sum),
                     };
                     let most = step_packs(&geometry, &tables[0], dtype, protocol);
@@ -194,7 +206,7 @@ fn run(rank: usize, bases: &[u64], steps: &[Step]) -> Result<(), String> {
 
 #[test]
 fn every_schedule_and_protocol_gives_the_bits_of_the_tree() {
-    let layout = Layout::new(SLAB, 1).unwrap();
+    let layout = Layout::new(SLAB, 1).unwrap().with_rotation();
     let mut total = 0;
     for n in 1..=16 {
         let steps = steps(n, &layout);
@@ -225,7 +237,7 @@ fn every_schedule_and_protocol_gives_the_bits_of_the_tree() {
 /// The control: an oracle that sums in rank order must disagree somewhere, or the data would not show a wrong tree.
 #[test]
 fn the_data_tells_trees_apart() {
-    let layout = Layout::new(SLAB, 1).unwrap();
+    let layout = Layout::new(SLAB, 1).unwrap().with_rotation();
     let step = steps(8, &layout).into_iter().find(|s| s.dtype == DType::F32 && s.op == Op::Sum);
     let step = step.unwrap();
     let differs = (0..step.count).filter(|&i| {

@@ -1,6 +1,6 @@
 //! `make install` and `make uninstall`: a C program finds what was installed, by pkg-config and by hand, and nothing is
 //! left afterwards.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,5 +1,8 @@
 //! The kernels against a naive oracle, bit for bit: ranks as threads, no communicator.
 
+// Helpers of tests are tests too, but clippy's exemption stops at functions with #[test].
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::tables::{doubling, one_shot, root_sends_accumulators, two_shot};

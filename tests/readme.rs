@@ -1,5 +1,5 @@
 //! The README says what is so: its program, its variables, its folders and the version are compared with the sources.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -67,8 +67,7 @@ static int64_t value(const struct payload *p, int r, uint64_t i) {
   }
   shared = mix(p->keys[MAX_RANKS] ^ i);
   if ((shared & 0xffff) % (uint64_t)ranks == (uint64_t)r) factor *= 2 + (int64_t)(shared >> 32 & 1);
-  if ((shared >> 16 & 0xffff) % (uint64_t)ranks == (uint64_t)r)
-    factor *= 3 + 2 * (int64_t)(shared >> 33 & 1);
+  if ((shared >> 16 & 0xffff) % (uint64_t)ranks == (uint64_t)r) factor *= 3 + 2 * (int64_t)(shared >> 33 & 1);
   return p->is_signed && (own & 1) ? -factor : factor;
 }
 
@@ -171,10 +170,9 @@ static void next_order(struct order *order) {
     if (!fgets(line, sizeof line, stdin)) {
       order->quit = 1;
     } else if (sscanf(line,
-                      "%15s %15s %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64
-                      " %" SCNu64 " %" SCNu64,
-                      order->type, order->op, &order->count, &order->iters, &order->batches,
-                      &order->warmup, &order->checks, &order->seed, &order->data) != 9) {
+                      "%15s %15s %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64,
+                      order->type, order->op, &order->count, &order->iters, &order->batches, &order->warmup,
+                      &order->checks, &order->seed, &order->data) != 9) {
       fprintf(stderr, "peerlane-rival-mpi: not an order: %s", line);
       MPI_Abort(MPI_COMM_WORLD, 2);
     }
@@ -220,25 +218,21 @@ static void measure(const struct order *o, const struct type *type, enum kind ki
   p = payload_of(o->seed, data, kind, type->is_signed);
   type->fill(&p, in, o->count);
   memset(out, 0xa5, bytes);
-  for (uint64_t w = 0; w < o->warmup; w++)
-    MPI_Allreduce(in, out, count, type->mpi, op, MPI_COMM_WORLD);
+  for (uint64_t w = 0; w < o->warmup; w++) MPI_Allreduce(in, out, count, type->mpi, op, MPI_COMM_WORLD);
   for (uint64_t b = 0; b < o->batches; b++) {
     MPI_Barrier(MPI_COMM_WORLD);
     double start = MPI_Wtime();
-    for (uint64_t i = 0; i < o->iters; i++)
-      MPI_Allreduce(in, out, count, type->mpi, op, MPI_COMM_WORLD);
+    for (uint64_t i = 0; i < o->iters; i++) MPI_Allreduce(in, out, count, type->mpi, op, MPI_COMM_WORLD);
     mean_us[b] = (MPI_Wtime() - start) / (double)o->iters * 1e6;
   }
   if (o->checks) wrong += type->wrong(&p, out, o->count);
 
-  MPI_Reduce(rank ? mean_us : MPI_IN_PLACE, mean_us, (int)o->batches, MPI_DOUBLE, MPI_SUM, 0,
-             MPI_COMM_WORLD);
+  MPI_Reduce(rank ? mean_us : MPI_IN_PLACE, mean_us, (int)o->batches, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
   MPI_Reduce(&wrong, &total, 1, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
   if (rank == 0) {
     uint64_t n = o->batches;
     qsort(mean_us, n, sizeof *mean_us, ascending);
-    printf("{\"time_us\":%.6f,\"wrong\":%" PRIu64 "}\n",
-           (mean_us[(n - 1) / 2] + mean_us[n / 2]) / 2 / ranks, total);
+    printf("{\"time_us\":%.6f,\"wrong\":%" PRIu64 "}\n", (mean_us[(n - 1) / 2] + mean_us[n / 2]) / 2 / ranks, total);
   }
   free(in);
   free(out);
@@ -260,8 +254,7 @@ int main(int argc, char **argv) {
     MPI_Get_library_version(text, &length);
     /* "Open MPI v4.1.4, package: ..." */
     int known = sscanf(text, "Open MPI v%31[0-9a-z.]", version) == 1;
-    printf("{\"name\":\"%s\",\"version\":\"%s\",\"ranks\":%d}\n", known ? "Open MPI" : "MPI",
-           version, ranks);
+    printf("{\"name\":\"%s\",\"version\":\"%s\",\"ranks\":%d}\n", known ? "Open MPI" : "MPI", version, ranks);
     fflush(stdout);
   }
   for (next_order(&order); !order.quit; next_order(&order)) {

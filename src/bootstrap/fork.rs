@@ -8,6 +8,7 @@
 //! A child made past libc (a raw `clone`) runs no handler and keeps the descriptors; it still never says anything
 //! ([`Owner`]), and the peers notice the parent's death by its pidfd.
 
+use crate::error::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::Once;
@@ -101,21 +102,32 @@ fn register(fd: RawFd) -> &'static AtomicI32 {
 
 /// The process that something belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(crate) struct Owner {
     pid: i32,
     generation: u32,
 }
 
 impl Owner {
-    pub(super) fn current() -> Self {
+    pub(crate) fn current() -> Self {
         // SAFETY: getpid has no preconditions.
         let pid = unsafe { libc::getpid() };
         Owner { pid, generation: GENERATION.load(Ordering::Relaxed) }
     }
 
     /// False in a forked child: by the generation after `fork`, by the pid after a raw `clone`.
-    pub(super) fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         *self == Self::current()
+    }
+
+    /// Refuses a forked child. For every call, so it asks no more than memory: a child made past libc is not noticed.
+    pub(crate) fn require(&self) -> Result<()> {
+        if self.generation == GENERATION.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::Unsupported(
+            "a communicator in a forked child: it belongs to the parent; create one after the fork"
+                .into(),
+        ))
     }
 }
 

@@ -27,7 +27,9 @@ mod vote;
 mod watch;
 mod wire;
 
+pub(crate) use fork::Owner;
 pub use mesh::Mesh;
+pub(crate) use unique_id::random;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;
 pub use wire::{Steps, CHANNELS};

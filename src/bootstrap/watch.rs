@@ -9,11 +9,11 @@ use super::mesh::Peer;
 use super::socket::{after, eventfd, explain, notify, readable, wait};
 use super::wire::{encode, Message, Process, Steps, CHANNELS};
 use crate::error::{Error, Result};
+use crate::thread::Background;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// After a rank's end of file, how long its process may take to be gone entirely. Asked only where the process hosts
@@ -23,9 +23,11 @@ const UNTIL_GONE: Duration = Duration::from_millis(200);
 const MAX_MESSAGE: usize = 32 << 10;
 
 type OnFailure = Box<dyn Fn(Error) + Send>;
-type OnGoodbye = Box<dyn Fn(usize, Steps) + Send>;
+/// Says what follows from a rank's goodbye, with the first steps that it has not finished.
+type OnGoodbye = Box<dyn Fn(usize, Steps) -> Option<Error> + Send>;
 
-/// What the caller's threads and the watching thread share. The lock is never held while waiting for a peer to act.
+/// What the caller's threads and the watching thread share. The lock is held while a death is being looked into
+/// ([`UNTIL_GONE`] at most) and never longer for a peer's sake.
 struct Shared {
     rank: usize,
     stop: Fd,
@@ -62,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Takes `error` for the communicator's if it is the first one, and tells the others.
+    /// Takes `error` for the communicator's and tells the others, unless there was one before. True if it is the first.
     fn fail(&self, state: &mut State, error: &Error) -> bool {
         if state.failed.is_some() {
             return false;
@@ -88,7 +90,7 @@ fn bounded(error: &Error) -> Error {
 /// child it does nothing.
 pub struct Watch {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Background>>,
     owner: Owner,
 }
 
@@ -97,7 +99,7 @@ pub(super) struct Starting {
     rank: usize,
     stop: Fd,
     send: SyncSender<(Arc<Shared>, Vec<Process>)>,
-    thread: JoinHandle<()>,
+    thread: Background,
 }
 
 /// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
@@ -110,27 +112,8 @@ pub(super) fn start(rank: usize, on_failure: OnFailure, on_goodbye: OnGoodbye) -
             Watcher { shared: &shared, members: &members, on_failure, on_goodbye }.run();
         }
     };
-    let spawn = || std::thread::Builder::new().name("peerlane-watch".into()).spawn(work);
-    let thread = without_signals(spawn).map_err(|e| Error::os("pthread_create", &e))?;
+    let thread = Background::spawn("peerlane-watch", work)?;
     Ok(Starting { rank, stop, send, thread })
-}
-
-/// Runs `spawn` with all signals blocked, which the new thread inherits: the application's handlers run on its own
-/// threads only.
-fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are initialised by the calls before they are read; restoring the mask that was there is always
-    // allowed.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        let mut old = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        let changed = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old) == 0;
-        let result = spawn();
-        if changed {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        }
-        result
-    }
 }
 
 impl Starting {
@@ -151,12 +134,15 @@ impl Starting {
 
 impl Watch {
     /// Tells all ranks that the communicator has failed with `error`. The first error a rank learns of is its error for
-    /// good: if this rank knows one already, nothing is sent. Returns once the message is in the sockets, so the
-    /// process may end right afterwards.
-    pub fn tell(&self, error: &Error) {
-        if self.owner.is_current() {
-            self.shared.fail(&mut self.shared.state(), error);
+    /// good: if this rank knows one already, nothing is sent. Returns that first error, once the message is in the
+    /// sockets, so the process may end right afterwards.
+    pub fn tell(&self, error: &Error) -> Error {
+        if !self.owner.is_current() {
+            return error.clone();
         }
+        let mut state = self.shared.state();
+        self.shared.fail(&mut state, error);
+        state.failed.clone().unwrap_or_else(|| error.clone())
     }
 
     /// Whether `rank` has said goodbye or is dead: either way it uses nothing of this rank's any more.
@@ -206,10 +192,8 @@ impl Watch {
         notify(&self.shared.stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // The callback may hold the last reference to the watch: a thread does not wait for itself.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
+            // This may be that thread: the callback may hold the last reference to the watch.
+            thread.join();
         }
         self.shared.state().peers.clear();
     }
@@ -220,9 +204,6 @@ impl Drop for Watch {
         if self.owner.is_current() {
             let goodbye = Message::Goodbye { steps: [0; CHANNELS] };
             self.end((!std::thread::panicking()).then_some(&goodbye));
-        } else if let Ok(thread) = self.thread.get_mut() {
-            // That thread does not exist in a forked child; its handle must not be touched.
-            std::mem::forget(thread.take());
         }
     }
 }
@@ -242,6 +223,10 @@ struct Watcher<'a> {
 
 impl Watcher<'_> {
     fn run(&self) {
+        // What came together with the last words of set-up has been read from the sockets already: no poll tells of it.
+        if let (Some(error), false) = (self.look_around(), self.is_stopping()) {
+            (self.on_failure)(error);
+        }
         loop {
             let mut fds = vec![readable(self.shared.stop.as_raw_fd())];
             for (rank, peer) in self.shared.state().peers.iter().enumerate() {
@@ -315,10 +300,8 @@ impl Watcher<'_> {
                 self.shared.gone[rank].store(true, Ordering::Release);
             }
         }
-        for (rank, steps) in left_now {
-            (self.on_goodbye)(rank, steps);
-        }
-        let error = said.or_else(|| {
+        let missed = left_now.into_iter().find_map(|(rank, steps)| (self.on_goodbye)(rank, steps));
+        let error = said.or(missed).or_else(|| {
             dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })
         })?;
         self.shared.fail(state, &error).then_some(error)
@@ -336,5 +319,58 @@ impl Watcher<'_> {
         } else {
             rank
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::Link;
+    use super::super::socket::pair;
+    use super::*;
+    use std::sync::mpsc::{channel, Receiver};
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Rank 1's watch over rank 0, which has said `words` while rank 1 was still in set-up and read them along with the
+    /// last message of it. Rank 0's end of the link, and the errors that rank 1 learns of.
+    fn after_set_up(words: &[Message]) -> (Link, Watch, Receiver<Error>) {
+        let (a, b) = pair().unwrap();
+        let (theirs, mut mine) = (Link::new(a.into()), Link::new(b.into()));
+        let last = Message::Verdict { stage: "watch".into(), outcome: Ok(Vec::new()) };
+        for message in std::iter::once(&last).chain(words) {
+            theirs.send(message, &[], after(SOON)).unwrap();
+        }
+        mine.fill();
+        assert_eq!(mine.next(MAX_MESSAGE).unwrap().unwrap().0, last);
+        let (send, receive) = channel();
+        let starting =
+            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(|_, _| None)).unwrap();
+        let members = vec![Process::current().unwrap(); 2];
+        let watch = starting.go(vec![Some(Peer { link: mine, pidfd: None }), None], members);
+        (theirs, watch, receive)
+    }
+
+    #[test]
+    fn an_abort_that_came_with_the_last_words_of_set_up_is_seen() {
+        let abort = Error::Aborted { rank: 0 };
+        let (_theirs, watch, errors) = after_set_up(&[Message::Failed(abort.clone())]);
+        assert_eq!(errors.recv_timeout(SOON).unwrap(), abort);
+        assert_eq!(watch.failure(), Some(abort));
+        // Control: without it there is nothing to see.
+        let (_theirs, watch, errors) = after_set_up(&[]);
+        assert!(errors.recv_timeout(Duration::from_millis(200)).is_err());
+        assert_eq!(watch.failure(), None);
+    }
+
+    #[test]
+    fn a_goodbye_that_came_with_the_last_words_of_set_up_is_seen() {
+        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { steps: [7; CHANNELS] }]);
+        drop(theirs);
+        let begun = Instant::now();
+        while watch.left_before(0) != Some([7; CHANNELS]) {
+            assert!(begun.elapsed() < SOON);
+            std::thread::yield_now();
+        }
+        assert!(watch.gone(0) && errors.try_recv().is_err());
     }
 }

@@ -23,6 +23,25 @@ impl Call {
         self.count * self.dtype.size()
     }
 
+    /// Fills the output from element `from` on with what no result is: NaN, or zero for integers. A caller who reads on
+    /// after an error must not find old data, or its own input, and take it for a sum.
+    pub fn fill_failed(&self, from: usize) {
+        let size = self.dtype.size();
+        let nan: &[u8] = match self.dtype {
+            DType::F16 | DType::BF16 => &0x7fffu16.to_ne_bytes(),
+            DType::F32 => &0x7fff_ffffu32.to_ne_bytes(),
+            DType::F64 => &0x7fff_ffff_ffff_ffffu64.to_ne_bytes(),
+            _ => &[0; 8][..size],
+        };
+        for i in from..self.count {
+            // SAFETY: element `i` of the output, which the caller of `all_reduce` gave to be written.
+            unsafe {
+                let to = self.output.cast::<u8>().add(i * size);
+                to.copy_from_nonoverlapping(nan.as_ptr(), size);
+            }
+        }
+    }
+
     pub fn validate(&self) -> Result<()> {
         let bytes = self
             .count

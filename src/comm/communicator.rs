@@ -8,7 +8,7 @@ use super::group;
 use super::order::Admission;
 use super::plans::Plans;
 use super::stats::{Counters, Stats};
-use crate::bootstrap::{Mesh, UniqueId, Watch, CHANNELS};
+use crate::bootstrap::{Mesh, Owner, UniqueId, Watch, CHANNELS, UNIQUE_ID_BYTES};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::log::log;
@@ -18,7 +18,7 @@ use crate::types::{DType, Op, MAX_RANKS};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::mpsc;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 /// One rank's end of a group of ranks that reduce together. `Send` and `Sync`: calls from several threads are ordered as
 /// they come in.
@@ -34,22 +34,14 @@ pub(super) struct Inner {
     engine: Engine,
     fault: Arc<Fault>,
     watch: Watch,
+    id: [u8; UNIQUE_ID_BYTES],
+    owner: Owner,
 }
 
 impl Communicator {
     /// Joins the communicator `id` as `rank` of `n`; returns once all ranks have, or fails on all with the same error.
     pub fn create(id: &UniqueId, n: usize, rank: usize, config: &Config) -> Result<Self> {
-        if n == 0 || n > MAX_RANKS {
-            return Err(Error::InvalidArgument(format!(
-                "a communicator has 1 to {MAX_RANKS} ranks, not {n}"
-            )));
-        }
-        if rank >= n {
-            return Err(Error::InvalidArgument(format!(
-                "rank {rank} of {n}: ranks are 0 to {}",
-                n - 1
-            )));
-        }
+        check_rank(n, rank)?;
         let mut mesh = Mesh::connect(id, n, rank, config.setup_deadline)?;
 
         let all = mesh.all_gather("agree on the configuration", config.settle(n))?;
@@ -57,30 +49,43 @@ impl Communicator {
         let (plans, engine, fault) = engine::set_up(&mut mesh, all[rank].clone(), config)?;
 
         let raised = Arc::clone(&fault);
-        let on_failure = move |error| {
+        let on_failure = move |error: Error| {
+            // First end the waits, then speak: standard error may be a pipe that nobody empties.
+            raised.raise(error.clone());
             log!(Warn, "rank {rank} of {n}: {error}");
-            raised.raise(error);
         };
-        let on_goodbye: Box<dyn Fn(usize, [u64; CHANNELS]) + Send> = match &engine {
+        let on_goodbye: Box<dyn Fn(usize, [u64; CHANNELS]) -> Option<Error> + Send> = match &engine
+        {
             Engine::Cpu(cpu) => {
-                let (raised, running) = (Arc::clone(&fault), Arc::clone(&cpu.in_flight));
+                let running = Arc::clone(&cpu.in_flight);
                 Box::new(move |peer, steps| {
                     // The counterpart of `Inner::may_step`: whichever of the two comes second sees the first.
-                    if running.load(SeqCst) >= steps[0] {
-                        raised.raise(Error::RankLeft { rank: peer as u32 });
-                    }
+                    (running.load(SeqCst) >= steps[0])
+                        .then_some(Error::RankLeft { rank: peer as u32 })
                 })
             }
             // The host does not know which step a GPU is at; its kernels do.
             #[cfg(feature = "cuda")]
             Engine::Cuda(gpu) => {
                 let state = Arc::clone(gpu.state());
-                Box::new(move |peer, steps| state.left(peer, steps))
+                Box::new(move |peer, steps| {
+                    state.left(peer, steps);
+                    None
+                })
             }
         };
         let watch = mesh.watch(Box::new(on_failure), on_goodbye)?;
-        let inner =
-            Inner { rank, size: n, plans, counters: Counters::default(), engine, fault, watch };
+        let inner = Inner {
+            rank,
+            size: n,
+            plans,
+            counters: Counters::default(),
+            engine,
+            fault,
+            watch,
+            id: *id.as_bytes(),
+            owner: Owner::current(),
+        };
         log!(
             Info,
             "rank {rank} of {n}: {}, islands {}, tree {} ({:016x})",
@@ -95,27 +100,36 @@ impl Communicator {
     /// All `n` ranks as members of this process, in order; each is meant for a thread of its own, or for a group. On GPUs
     /// all of them share the one that `config` names.
     pub fn create_local(n: usize, config: &Config) -> Result<Vec<Self>> {
+        check_rank(n, 0)?;
         #[cfg(feature = "cuda")]
         let config =
             &Config { device: super::gpu::settle_ordinal(config.device)?, ..config.clone() };
         let id = UniqueId::in_dir(config.run_dir.as_deref())?;
+        // No rank begins before all have a thread: it would wait for the missing ones until the set-up deadline.
+        let gate = OnceLock::new();
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..n)
                 .map(|rank| {
+                    let gate = &gate;
+                    let work = move || match gate.wait() {
+                        true => Self::create(&id, n, rank, config),
+                        false => Err(Error::Internal("another rank has no thread".into())),
+                    };
                     std::thread::Builder::new()
                         .name(format!("peerlane-create-{rank}"))
-                        .spawn_scoped(scope, move || Self::create(&id, n, rank, config))
+                        .spawn_scoped(scope, work)
                         .map_err(|e| Error::os("starting a thread per rank", &e))
                 })
                 .collect();
-            ranks
+            let _ = gate.set(ranks.iter().all(Result::is_ok));
+            let unstarted = ranks.iter().find_map(|r| r.as_ref().err().cloned());
+            let panicked = |_| Err(Error::Internal("a rank panicked in set-up".into()));
+            let created: Vec<_> = ranks
                 .into_iter()
-                .map(|thread| {
-                    thread?.join().unwrap_or_else(|_| {
-                        Err(Error::Internal("a rank panicked in set-up".into()))
-                    })
-                })
-                .collect()
+                .flatten()
+                .map(|thread| thread.join().unwrap_or_else(panicked))
+                .collect();
+            unstarted.map_or_else(|| created.into_iter().collect(), Err)
         })
     }
 
@@ -142,9 +156,11 @@ impl Communicator {
     /// On an error of the communicator (a dead rank, a deadline, a difference between calls) `output` holds NaN, or zero for
     /// integers, wherever the result is not known.
     ///
+    /// With an idle stream the call runs on the calling thread, so it may wait for the other ranks to call too.
+    ///
     /// # Safety
     /// `input` is readable and `output` writable for `count` elements until the work is done; they are the same or do
-    /// not overlap.
+    /// not overlap. Inside a group, `stream` lives until the outermost [`group_end`](super::group_end).
     pub unsafe fn all_reduce(
         &self,
         input: *const c_void,
@@ -217,7 +233,11 @@ impl Communicator {
         call.validate()?;
         // What cannot be served is refused here, alike on all ranks, before anybody waits for it.
         self.inner.plans.choose(call.bytes(), call.dtype)?;
+        self.inner.owner.require()?;
         if let Some(error) = self.inner.error() {
+            if let Engine::Cpu(_) = &self.inner.engine {
+                call.fill_failed(0);
+            }
             return Err(error);
         }
         if group::note(&self.inner, call, queue) {
@@ -229,6 +249,9 @@ impl Communicator {
 
     /// Ends every wait of this communicator on all ranks; every later call fails.
     pub fn abort(&self) {
+        if !self.inner.owner.is_current() {
+            return;
+        }
         self.inner.fail(Error::Aborted { rank: self.inner.rank as u32 });
     }
 
@@ -280,9 +303,20 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if !self.inner.owner.is_current() {
+            // A forked child: the threads that this would wait for are the parent's, and so are locks they may have held
+            // at the fork. Nothing is touched, and what is mapped goes when the child does.
+            std::mem::forget(Arc::clone(&self.inner));
+            return;
+        }
         match &self.inner.engine {
             Engine::Cpu(cpu) => {
                 cpu.order.drain();
+                // Calls still noted in an open group come too late: nobody will join them.
+                self.inner.fault.raise(Error::Closed);
+                if std::thread::panicking() {
+                    return; // the watch ends without a goodbye, and the others see a death
+                }
                 let step = cpu.host.lock().unwrap_or_else(PoisonError::into_inner).epoch();
                 self.inner.watch.goodbye([step; CHANNELS]);
             }
@@ -298,7 +332,27 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
+fn check_rank(n: usize, rank: usize) -> Result<()> {
+    if n == 0 || n > MAX_RANKS {
+        return Err(Error::InvalidArgument(format!(
+            "a communicator has 1 to {MAX_RANKS} ranks, not {n}"
+        )));
+    }
+    if rank >= n {
+        return Err(Error::InvalidArgument(format!(
+            "rank {rank} of {n}: ranks are 0 to {}",
+            n - 1
+        )));
+    }
+    Ok(())
+}
+
 impl Inner {
+    /// Whether both are ranks of one communicator.
+    pub fn same_communicator(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+
     /// The device, for people.
     fn device(&self) -> String {
         match &self.engine {
@@ -422,17 +476,19 @@ impl Inner {
 
     /// Runs a call whose turn it is.
     fn execute(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
-        let result = self.run(cpu, call);
-        if let Err(error) = &result {
+        self.run(cpu, call).map_err(|error| {
             self.counters.failed.fetch_add(1, Relaxed);
             // A call that was refused before its first step has cost the others nothing yet, but they will wait for it.
             self.fail(error.clone());
-        }
-        result
+            self.fault.get().cloned().unwrap_or(error)
+        })
     }
 
     fn run(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
+        let mut host = cpu.host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.count_call();
         if let Some(error) = self.fault.get() {
+            call.fill_failed(0);
             return Err(error.clone());
         }
         if call.count == 0 {
@@ -440,7 +496,6 @@ impl Inner {
         }
         let choice = self.plans.choose(call.bytes(), call.dtype)?;
         let plan = self.plans.get(choice)?;
-        let mut host = cpu.host.lock().unwrap_or_else(PoisonError::into_inner);
         let result = host.run(call, plan, |step| self.may_step(cpu, step));
         cpu.in_flight.store(IDLE, SeqCst);
         let steps = result?;
@@ -463,9 +518,10 @@ impl Inner {
 
     /// Makes `error` sticky here and tells the other ranks, if it is the first.
     fn fail(&self, error: Error) {
-        if self.fault.raise(error.clone()) {
-            log!(Warn, "rank {} of {}: {error}", self.rank, self.size);
-            self.watch.tell(&error);
+        // The watch may have learned of another error a moment ago, and told it to everybody: that one counts.
+        let first = self.watch.tell(&error);
+        if self.fault.raise(first.clone()) {
+            log!(Warn, "rank {} of {}: {first}", self.rank, self.size);
         }
     }
 }

@@ -53,6 +53,18 @@ pub(super) enum Queue {
     },
 }
 
+impl Queue {
+    /// Whether both name one stream, so that the one's work waits for the other's.
+    pub fn same_stream(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Queue::Cpu(a), Queue::Cpu(b)) => std::ptr::eq(*a, *b),
+            #[cfg(feature = "cuda")]
+            (Queue::Cuda { stream: a, .. }, Queue::Cuda { stream: b, .. }) => a == b,
+            _ => false,
+        }
+    }
+}
+
 /// A call on its way.
 pub(super) enum Submission {
     Done(Result<()>),
@@ -100,7 +112,7 @@ fn set_up_cpu(
     config: &Config,
 ) -> Result<(Plans, Engine, Arc<Fault>)> {
     let (n, rank, check) = (mesh.size(), mesh.rank(), agreed.check);
-    let layout = Layout::new(agreed.slab_bytes, CPU_CHANNELS);
+    let layout = Layout::new(agreed.slab_bytes, CPU_CHANNELS).map(Layout::with_rotation);
     let built = layout.and_then(|layout| {
         let plans = Plans::new(agreed, rank, &layout, |_| true)?;
         Ok((plans, armed_slab(&layout)?))

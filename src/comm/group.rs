@@ -25,7 +25,8 @@ thread_local! {
 }
 
 /// Opens a group on this thread: calls are noted until the outermost [`group_end`], so that no call of one rank waits
-/// for one that the same thread has yet to make. Groups nest. A stream named in a group must live until its end.
+/// for one that the same thread has yet to make. Groups nest. A stream named in a group must live until its end, and two
+/// ranks of one communicator must not share one.
 pub fn group_start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
@@ -42,7 +43,8 @@ pub(super) fn note(comm: &Arc<Inner>, call: &Call, queue: Queue) -> bool {
 }
 
 /// Closes a group; the outermost one starts everything noted, in the order it was noted, and returns when the calls of
-/// CPU ranks that named no stream are complete; those of ranks on GPUs are launched. The first error of a call is returned, and the others are still made.
+/// CPU ranks that named no stream are complete; those of ranks on GPUs are launched. The first error of a call is
+/// returned, and the others are still made.
 pub fn group_end() -> Result<()> {
     let calls = GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(Error::InvalidArgument("group_end without a group_start on this thread".into())),
@@ -55,6 +57,19 @@ pub fn group_end() -> Result<()> {
             Ok(Vec::new())
         }
     })?;
+    // The one's work would wait for the other's behind it.
+    for (i, a) in calls.iter().enumerate() {
+        let clash = |b: &&Noted| {
+            a.queue.same_stream(&b.queue)
+                && !Arc::ptr_eq(&a.comm, &b.comm)
+                && a.comm.same_communicator(&b.comm)
+        };
+        if calls[i + 1..].iter().any(|b| clash(&b)) {
+            return Err(Error::InvalidArgument(
+                "two ranks of one communicator were given the same stream in a group; give each rank its own".into(),
+            ));
+        }
+    }
     // Only where all calls are of one rank may one run on this thread before the next is started.
     let one_rank = calls.windows(2).all(|pair| Arc::ptr_eq(&pair[0].comm, &pair[1].comm));
     let mut submissions: Vec<Result<Submission>> = Vec::with_capacity(calls.len());

@@ -92,6 +92,11 @@ impl HostRank {
         unsafe { (*self.channel.get()).epoch }
     }
 
+    /// Counts a call, empty ones too: ranks that are off by one call must differ in it.
+    pub fn count_call(&mut self) {
+        self.calls += 1;
+    }
+
     /// Runs a call, step by step, each after `may_step` has agreed to its epoch. Returns the number of steps.
     pub fn run(
         &mut self,
@@ -99,7 +104,6 @@ impl HostRank {
         plan: &Plan,
         may_step: impl Fn(u64) -> Result<()>,
     ) -> Result<u64> {
-        self.calls += 1;
         let own = OwnCall {
             rank: self.rank as u32,
             count: call.count as u64,
@@ -115,9 +119,16 @@ impl HostRank {
         self.prepare(call, plan, step)?;
         let mut steps = 0;
         let mut done = 0u64;
+        // The kernel fills what it could not finish of its own step; the rest of the output is filled here.
+        let failed = |from: u64, error: Error| {
+            call.fill_failed(from as usize);
+            Err(error)
+        };
         while done < call.count as u64 {
             let count = step.min(call.count as u64 - done);
-            may_step(self.epoch())?;
+            if let Err(error) = may_step(self.epoch()) {
+                return failed(done, error);
+            }
             let offset = done as usize * call.dtype.size();
             self.launches += 1;
             let Some(args) = self.args.as_mut() else {
@@ -137,7 +148,7 @@ impl HostRank {
             steps += 1;
             done += count;
             if self.fault.aborted() {
-                return Err(self.fault.after_kernel(own));
+                return failed(done, self.fault.after_kernel(own));
             }
         }
         Ok(steps)
@@ -145,7 +156,10 @@ impl HostRank {
 
     /// Points the arguments at `plan`. They are kept between calls: copying a table costs more than a small call.
     fn prepare(&mut self, call: &Call, plan: &Plan, step: u64) -> Result<()> {
-        let bytes = cpu::partial_bytes(call.dtype, step.min(call.count as u64));
+        let bytes = match plan.partials {
+            true => cpu::partial_bytes(call.dtype, step.min(call.count as u64)),
+            false => 0,
+        };
         let words = (bytes as usize).div_ceil(PACK_BYTES);
         if self.partial.len() < words {
             self.partial

@@ -12,6 +12,8 @@ struct Turn {
     next: u64,
     /// The ticket whose turn it is.
     current: u64,
+    /// Threads that wait for `moved`. Notifying is a system call even when nobody listens, which a small call would feel.
+    waiting: usize,
 }
 
 /// Hands out tickets and lets their holders run one after the other.
@@ -37,8 +39,11 @@ pub(crate) struct Ticket<'a> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.order.lock().current = self.number + 1;
-        self.order.moved.notify_all();
+        let mut turn = self.order.lock();
+        turn.current = self.number + 1;
+        if turn.waiting > 0 {
+            self.order.moved.notify_all();
+        }
     }
 }
 
@@ -72,19 +77,22 @@ impl Order {
 
     /// Waits for the turn of ticket `number`.
     pub fn wait_for(&self, number: u64) -> Ticket<'_> {
-        let mut turn = self.lock();
-        while turn.current != number {
-            turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.wait_until(|turn| turn.current == number);
         Ticket { order: self, number }
     }
 
     /// Waits until every call made so far is done.
     pub fn drain(&self) {
+        let until = self.lock().next;
+        self.wait_until(|turn| turn.current >= until);
+    }
+
+    fn wait_until(&self, ready: impl Fn(&Turn) -> bool) {
         let mut turn = self.lock();
-        let until = turn.next;
-        while turn.current < until {
+        turn.waiting += 1;
+        while !ready(&turn) {
             turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
+        turn.waiting -= 1;
     }
 }

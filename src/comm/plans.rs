@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::lane::{step_packs, Layout};
 #[cfg(feature = "cuda")]
 use crate::launch::PL_MAX_RANKS;
-use crate::launch::{pl_geometry, pl_table};
+use crate::launch::{pl_geometry, pl_table, PL_DST_PARTIAL};
 use crate::plan::{choose, Choice};
 use crate::schedule::{self, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
@@ -17,6 +17,8 @@ pub(crate) struct Plan {
     pub choice: Choice,
     pub table: Box<pl_table>,
     pub geometry: pl_geometry,
+    /// Whether the table keeps partial sums between phases, and so needs scratch.
+    pub partials: bool,
 }
 
 impl Plan {
@@ -25,6 +27,13 @@ impl Plan {
         let packs = step_packs(&self.geometry, &self.table, dtype, self.choice.protocol);
         packs * (PACK_BYTES / dtype.size()) as u64
     }
+}
+
+fn keeps_partials(table: &pl_table) -> bool {
+    // Whatever reads a partial sum does so after a fold of this rank has kept it: the checker proves that.
+    let phases = &table.phase[..usize::from(table.phases)];
+    let kept = |f: usize| u32::from(table.fold[f].dst) == PL_DST_PARTIAL;
+    phases.iter().any(|p| (p.fold0.into()..usize::from(p.fold0 + p.folds)).any(kept))
 }
 
 /// Every plan of a communicator, and the rule that picks one. All ranks build the same and pick alike.
@@ -65,6 +74,7 @@ impl Plans {
                     plans.push(Plan {
                         choice: Choice { algorithm, protocol, direction },
                         geometry: layout.geometry(0, protocol, &tables[rank]),
+                        partials: keeps_partials(&tables[rank]),
                         table: Box::new(tables[rank]),
                     });
                 }

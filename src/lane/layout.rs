@@ -21,12 +21,16 @@ const SLOT_ALIGN: u64 = 128;
 const FLAG_BYTES: u64 = 64;
 /// Most bytes of flags per half: 2,048 flags, 32 chunks for each of 64 arrivals.
 const MAX_FLAGS_HALF: u64 = 2048 * FLAG_BYTES;
-/// Least slab: below it a slot of a 16-rank schedule would hold only a few packs.
-const MIN_CHANNEL: u64 = 256 << 10;
+/// Least buffer for which more than two are worth their memory.
+const MIN_BUFFER: u64 = 512 << 10;
+/// Least channel: the largest schedule (dual_owner over islands of 1 and 15) has 225 slots, and each must hold a pack.
+const MIN_CHANNEL: u64 = 512 << 10;
 
 /// The layout of every slab of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// Buffers of the bulk protocol's data region.
+    buffers: u64,
     channels: u64,
     channel_bytes: u64,
     flags_half_bytes: u64,
@@ -44,7 +48,18 @@ impl Layout {
         }
         let channel_bytes = (slab_bytes - PAGE) / channels / PAGE * PAGE;
         let flags_half_bytes = (channel_bytes / 16 / PAGE * PAGE).min(MAX_FLAGS_HALF);
-        Ok(Layout { channels, channel_bytes, flags_half_bytes })
+        Ok(Layout { buffers: 2, channels, channel_bytes, flags_half_bytes })
+    }
+
+    /// The same with more than two buffers for the bulk protocol, as many of 4 and 8 as have room for a typical message.
+    ///
+    /// On a CPU, taking a line back for writing is slow while it is in the reader's innermost cache and faster once it
+    /// has moved out. Measured over 2 cores of a Xeon with 48 KiB of L1: an exchange of 28 KiB takes 5.2 us with two
+    /// buffers, 3.4 us with four; 14 KiB take 2.9 us with two, 2.3 us with eight.
+    pub fn with_rotation(mut self) -> Self {
+        let (_, bytes) = self.region(0, Protocol::Flagged);
+        self.buffers = [8, 4].into_iter().find(|n| bytes / n >= MIN_BUFFER).unwrap_or(2);
+        self
     }
 
     /// Bytes of the slab in use.
@@ -74,7 +89,9 @@ impl Layout {
     pub fn geometry(&self, channel: usize, protocol: Protocol, table: &pl_table) -> pl_geometry {
         let start = PAGE + channel as u64 * self.channel_bytes;
         let (data, bytes) = self.region(channel, protocol);
-        let half_bytes = bytes / 2;
+        let buffers = if protocol == Protocol::Flagged { self.buffers } else { 2 };
+        let half_bytes = bytes / buffers / PAGE * PAGE;
+        let (ll, ll_bytes) = self.region(channel, Protocol::Ll);
         let slots = u64::from(table.slots.max(1));
         let flag_slots = u64::from(table.flag_slots.max(1));
         pl_geometry {
@@ -85,8 +102,10 @@ impl Layout {
             flags_half_bytes: self.flags_half_bytes,
             records: 0,
             calls: start,
+            ll,
+            ll_half_bytes: ll_bytes / 2 / PAGE * PAGE,
             flag_chunks: (self.flags_half_bytes / FLAG_BYTES / flag_slots) as u32,
-            reserved: 0,
+            rotation: buffers as u32 - 1,
         }
     }
 }
@@ -143,23 +162,30 @@ mod tests {
 
     #[test]
     fn regions_are_disjoint_and_inside_the_slab() {
-        for slab in [2 << 20, (32 << 20) + 4097, 1 << 30] {
+        for slab in [4 << 20, (32 << 20) + 4097, 1 << 30] {
             for channels in 1..=4 {
                 let layout = Layout::new(slab, channels).unwrap();
+                let layout = if channels % 2 == 0 { layout.with_rotation() } else { layout };
                 let mut spans = vec![(0, PAGE)];
                 for c in 0..channels {
-                    let t = table(30, 44, &[0, 1], 1);
+                    let t = table(225, 225, &[0, 1], 1);
                     let g = layout.geometry(c, Protocol::Flagged, &t);
                     spans.push((g.calls, g.calls + PAGE));
                     spans.push((g.flags, g.flags + 2 * g.flags_half_bytes));
-                    assert!(u64::from(g.flag_chunks) * 44 * FLAG_BYTES <= g.flags_half_bytes);
+                    assert!(u64::from(g.flag_chunks) * 225 * FLAG_BYTES <= g.flags_half_bytes);
                     assert!(g.flag_chunks > 0);
                     for &p in Protocol::ALL {
                         let (at, len) = layout.region(c, p);
                         spans.push((at, at + len));
                         let g = layout.geometry(c, p, &t);
-                        assert!(g.slot_bytes > 0 && g.slot_bytes * 30 <= g.half_bytes);
-                        assert!(g.half_bytes * 2 <= len);
+                        assert!(g.slot_bytes > 0 && g.slot_bytes * 225 <= g.half_bytes);
+                        assert!(g.half_bytes * u64::from(g.rotation + 1) <= len);
+                        assert!((g.rotation + 1).is_power_of_two());
+                        assert!(p == Protocol::Flagged || g.rotation == 1);
+                        assert_eq!(
+                            (g.ll, 2 * g.ll_half_bytes <= len),
+                            (layout.region(c, Protocol::Ll).0, true)
+                        );
                     }
                 }
                 spans.sort_unstable();

@@ -9,38 +9,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FAIL(...)                                     \
-  do {                                                \
-    fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);   \
-    fprintf(stderr, __VA_ARGS__);                     \
-    fprintf(stderr, "\n");                            \
-    fflush(stderr);                                   \
-    _Exit(1);                                         \
+#define FAIL(...)                                   \
+  do {                                              \
+    fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
+    fprintf(stderr, __VA_ARGS__);                   \
+    fprintf(stderr, "\n");                          \
+    fflush(stderr);                                 \
+    _Exit(1);                                       \
   } while (0)
 
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                \
+  do {                                                  \
     if (!(condition)) FAIL("not true: %s", #condition); \
   } while (0)
 
 /* The call succeeds. */
-#define OK(call)                                                                                                  \
-  do {                                                                                                            \
-    peerlane_status ok_status = (call);                                                                           \
-    if (ok_status != PEERLANE_SUCCESS)                                                                            \
-      FAIL("%s: %s: %s", #call, peerlane_status_string(ok_status), peerlane_last_error());                       \
-    if (peerlane_last_error()[0]) FAIL("%s succeeded but left the error '%s'", #call, peerlane_last_error());     \
+#define OK(call)                                                                                              \
+  do {                                                                                                        \
+    peerlane_status ok_status = (call);                                                                       \
+    if (ok_status != PEERLANE_SUCCESS)                                                                        \
+      FAIL("%s: %s: %s", #call, peerlane_status_string(ok_status), peerlane_last_error());                    \
+    if (peerlane_last_error()[0]) FAIL("%s succeeded but left the error '%s'", #call, peerlane_last_error()); \
   } while (0)
 
 /* The call fails with this status, and the message contains this text. */
-#define REFUSED(expected, text, call)                                                                             \
-  do {                                                                                                            \
-    peerlane_status got_status = (call);                                                                          \
-    if (got_status != (expected))                                                                                 \
-      FAIL("%s: status %d (%s), expected %d: %s", #call, (int)got_status, peerlane_status_string(got_status),    \
-           (int)(expected), peerlane_last_error());                                                               \
-    if (!strstr(peerlane_last_error(), (text)))                                                                   \
-      FAIL("%s: the message '%s' does not contain '%s'", #call, peerlane_last_error(), (text));                  \
+#define REFUSED(expected, text, call)                                                                         \
+  do {                                                                                                        \
+    peerlane_status got_status = (call);                                                                      \
+    if (got_status != (expected))                                                                             \
+      FAIL("%s: status %d (%s), expected %d: %s", #call, (int)got_status, peerlane_status_string(got_status), \
+           (int)(expected), peerlane_last_error());                                                           \
+    if (!strstr(peerlane_last_error(), (text)))                                                               \
+      FAIL("%s: the message '%s' does not contain '%s'", #call, peerlane_last_error(), (text));               \
   } while (0)
 
 static const size_t DTYPE_SIZE[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
@@ -58,13 +58,23 @@ static inline void put(void* data, size_t i, int dtype, int quarters) {
   uint16_t half;
   switch (dtype) {
     case PEERLANE_INT8:
-    case PEERLANE_UINT8: memcpy(at, &i8, 1); break;
+    case PEERLANE_UINT8:
+      memcpy(at, &i8, 1);
+      break;
     case PEERLANE_INT32:
-    case PEERLANE_UINT32: memcpy(at, &i32, 4); break;
+    case PEERLANE_UINT32:
+      memcpy(at, &i32, 4);
+      break;
     case PEERLANE_INT64:
-    case PEERLANE_UINT64: memcpy(at, &i64, 8); break;
-    case PEERLANE_FLOAT32: memcpy(at, &single, 4); break;
-    case PEERLANE_FLOAT64: memcpy(at, &twice, 8); break;
+    case PEERLANE_UINT64:
+      memcpy(at, &i64, 8);
+      break;
+    case PEERLANE_FLOAT32:
+      memcpy(at, &single, 4);
+      break;
+    case PEERLANE_FLOAT64:
+      memcpy(at, &twice, 8);
+      break;
     case PEERLANE_BFLOAT16:
       memcpy(&bits, &single, 4);
       half = (uint16_t)(bits >> 16);
@@ -75,12 +85,16 @@ static inline void put(void* data, size_t i, int dtype, int quarters) {
       half = quarters ? (uint16_t)(((bits >> 23) - 127 + 15) << 10 | ((bits >> 13) & 0x3ff)) : 0;
       memcpy(at, &half, 2);
       break;
-    default: FAIL("no dtype: %d", dtype);
+    default:
+      FAIL("no dtype: %d", dtype);
   }
 }
 
-/* Rank's element i of a call: 1 to 3, different from call to call, so that a stale result is not taken for a new one. */
-static inline int element(int rank, size_t i, int call) { return 1 + (int)((i * 7 + (size_t)rank * 5 + (size_t)call) % 3); }
+/* Rank's element i of a call: 1 to 3, different from call to call, so that a stale result is not taken for a new one.
+ */
+static inline int element(int rank, size_t i, int call) {
+  return 1 + (int)((i * 7 + (size_t)rank * 5 + (size_t)call) % 3);
+}
 
 /* The oracle, in quarters. */
 static inline int reduced(int n, size_t i, int call, int op) {
@@ -93,11 +107,16 @@ static inline int reduced(int n, size_t i, int call, int op) {
     if (value < least) least = value;
   }
   switch (op) {
-    case PEERLANE_SUM: return 4 * sum;
-    case PEERLANE_PROD: return 4 * product;
-    case PEERLANE_MAX: return 4 * most;
-    case PEERLANE_MIN: return 4 * least;
-    default: return 4 * sum / n; /* exact for n = 1, 2, 4 */
+    case PEERLANE_SUM:
+      return 4 * sum;
+    case PEERLANE_PROD:
+      return 4 * product;
+    case PEERLANE_MAX:
+      return 4 * most;
+    case PEERLANE_MIN:
+      return 4 * least;
+    default:
+      return 4 * sum / n; /* exact for n = 1, 2, 4 */
   }
 }
 

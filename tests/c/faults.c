@@ -1,12 +1,12 @@
-/* When others do wrong: a rank is killed, makes another call, does not come, has left. The status says which it was, the
- * message names the rank, and it takes no longer than promised. */
-#include "check.h"
-
+/* When others do wrong: a rank is killed, makes another call, does not come, has left. The status says which it was,
+ * the message names the rank, and it takes no longer than promised. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "check.h"
 
 static double now(void) {
   struct timespec t;
@@ -46,7 +46,8 @@ static void a_different_count_is_named(void) {
   memset(data, 0, sizeof data);
   OK(peerlane_group_start());
   for (rank = 0; rank < 2; rank++)
-    OK(peerlane_all_reduce(comms[rank], data[rank], data[rank], (size_t)(10 + rank), PEERLANE_FLOAT32, PEERLANE_SUM, NULL));
+    OK(peerlane_all_reduce(comms[rank], data[rank], data[rank], (size_t)(10 + rank), PEERLANE_FLOAT32, PEERLANE_SUM,
+                           NULL));
   REFUSED(PEERLANE_ERROR_MISMATCH, "11", peerlane_group_end());
   stays_broken(comms, PEERLANE_ERROR_MISMATCH);
 }
@@ -77,8 +78,7 @@ static void a_rank_that_left_is_named(unsigned wait) {
   OK(peerlane_comm_destroy(comms[1]));
   sleep(wait);
   status = peerlane_all_reduce(comms[0], &one, &one, 1, PEERLANE_FLOAT32, PEERLANE_SUM, NULL);
-  if (status != PEERLANE_ERROR_RANK_LEFT)
-    FAIL("%s: %s", peerlane_status_string(status), peerlane_last_error());
+  if (status != PEERLANE_ERROR_RANK_LEFT) FAIL("%s: %s", peerlane_status_string(status), peerlane_last_error());
   CHECK(strstr(peerlane_last_error(), "rank 1"));
   OK(peerlane_comm_destroy(comms[0]));
 }

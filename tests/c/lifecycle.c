@@ -1,10 +1,10 @@
 /* The end of communicators: any order, any thread, under a call, after an abort, inherited over fork(), not at all. */
-#include "check.h"
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "check.h"
 
 enum { RANKS = 3 };
 
@@ -45,7 +45,8 @@ static void destroyed_by_another_thread(void) {
 /* The call of rank 0 waits for the others, which never come. */
 static void* lonely_call(void* comm) {
   static float data[100];
-  peerlane_status status = peerlane_all_reduce((peerlane_comm_t)comm, data, data, 100, PEERLANE_FLOAT32, PEERLANE_SUM, NULL);
+  peerlane_status status =
+      peerlane_all_reduce((peerlane_comm_t)comm, data, data, 100, PEERLANE_FLOAT32, PEERLANE_SUM, NULL);
   CHECK(status == PEERLANE_ERROR_ABORTED);
   CHECK(strstr(peerlane_last_error(), "rank 1"));
   return NULL;
@@ -98,7 +99,8 @@ static void* destroy_stream(void* stream) {
   return NULL;
 }
 
-/* A group on this thread names a stream and a communicator that other threads destroy before the group's end: they wait. */
+/* A group on this thread names a stream and a communicator that other threads destroy before the group's end: they
+ * wait. */
 static void destroyed_under_a_group(void) {
   peerlane_comm_t comm;
   peerlane_stream_t stream;

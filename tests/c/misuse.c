@@ -1,8 +1,8 @@
 /* Called wrong, every function returns a status and a message that says which argument, what it was and what to do; it
  * writes nothing and never crashes. The communicator works as before afterwards. */
-#include "check.h"
-
 #include <math.h>
+
+#include "check.h"
 
 #define INVALID PEERLANE_ERROR_INVALID_ARGUMENT
 #define HANDLE PEERLANE_ERROR_INVALID_HANDLE
@@ -36,8 +36,9 @@ static void bad_messages(void) {
 }
 
 static void bad_handles(void) {
-  peerlane_comm_t gone, fresh, garbage[] = {(peerlane_comm_t)1, (peerlane_comm_t)(uintptr_t)0xdeadbeefdeadbeefu,
-                                            (peerlane_comm_t)(void*)&gone, (peerlane_comm_t)UINTPTR_MAX};
+  peerlane_comm_t gone, fresh,
+      garbage[] = {(peerlane_comm_t)1, (peerlane_comm_t)(uintptr_t)0xdeadbeefdeadbeefu, (peerlane_comm_t)(void*)&gone,
+                   (peerlane_comm_t)UINTPTR_MAX};
   peerlane_stream_t spent;
   peerlane_status sticky = PEERLANE_ERROR_INTERNAL;
   peerlane_stats stats;
@@ -103,10 +104,10 @@ static void bad_creations(void) {
   REFUSED(INVALID, "'config' is NULL", peerlane_config_init(NULL, sizeof config));
   REFUSED(INVALID, "sizeof(peerlane_config)", peerlane_config_init(&config, 3));
   REFUSED(INVALID, "sizeof(peerlane_config)", peerlane_config_init(&config, (size_t)1 << 40));
-#define WITH(field, value, status, text)                                          \
-  OK(peerlane_config_init(&config, sizeof config));                               \
-  config.field = value;                                                           \
-  REFUSED(status, text, peerlane_comm_create(&made, 4, &id, 0, &config));         \
+#define WITH(field, value, status, text)                                  \
+  OK(peerlane_config_init(&config, sizeof config));                       \
+  config.field = value;                                                   \
+  REFUSED(status, text, peerlane_comm_create(&made, 4, &id, 0, &config)); \
   REFUSED(status, text, peerlane_comm_create_local(&made, 4, &config))
   WITH(size, 0, INVALID, "peerlane_config_init");
   WITH(size, 99999, INVALID, "config->size");

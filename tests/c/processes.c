@@ -1,8 +1,8 @@
 /* Four processes: fork before anything, create, reduce, check, destroy; every dtype and operation. */
-#include "check.h"
-
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "check.h"
 
 enum { RANKS = 4 };
 

@@ -1,7 +1,7 @@
 /* One process: ranks as threads, several ranks driven by one thread in groups, streams, ids and groups together. */
-#include "check.h"
-
 #include <pthread.h>
+
+#include "check.h"
 
 enum { RANKS = 4, MOST = 1024 };
 

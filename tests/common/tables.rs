@@ -22,6 +22,9 @@ fn empty(n: usize, rank: usize, pull: bool) -> pl_table {
     t
 }
 
+/// (from, slot, data, merge, wire_f32)
+type Item = (usize, usize, usize, u8, bool);
+
 struct Writer {
     t: pl_table,
     sends: usize,
@@ -51,8 +54,7 @@ impl Writer {
         self.sends += 1;
         self.t.phase[self.t.phases as usize - 1].sends += 1;
     }
-    /// Items are (from, slot, data, merge, wire_f32).
-    fn fold(&mut self, piece: usize, dst: u32, items: &[(usize, usize, usize, u8, bool)]) {
+    fn fold(&mut self, piece: usize, dst: u32, items: &[Item]) {
         self.t.fold[self.folds] = pl_fold {
             item0: self.items as u16,
             items: items.len() as u8,
@@ -145,9 +147,8 @@ pub fn doubling(n: usize, rank: usize, pull: bool) -> pl_table {
     cut(&mut w.t, 1);
     slots(&mut w.t, 3);
     w.t.fan_in = 1;
-    let ordered = |mine, theirs, low: bool| -> [(usize, usize, usize, u8, bool); 2] {
-        let (mut a, mut b): ((usize, usize, usize, u8, bool), (usize, usize, usize, u8, bool)) =
-            if low { (mine, theirs) } else { (theirs, mine) };
+    let ordered = |mine, theirs, low: bool| -> [Item; 2] {
+        let (mut a, mut b): (Item, Item) = if low { (mine, theirs) } else { (theirs, mine) };
         (a.3, b.3) = (0, 1);
         [a, b]
     };

@@ -8,10 +8,6 @@ extern "C" {
     fn pl_host_all_reduce(args: *const pl_args);
 }
 
-/// Most values that a fold may keep beside the operand in hand while it walks its items in postfix order (an item with
-/// merges takes the place of a push). Kernels keep that many accumulators in registers.
-pub const FOLD_STACK: usize = 6;
-
 /// Most packs of a chunk: its bytes, widened to fp32, are counted in 32 bits.
 pub const MAX_CHUNK_PACKS: u32 = 1 << 24;
 
@@ -30,13 +26,14 @@ pub const fn partial_bytes(dtype: DType, count: u64) -> u64 {
 /// `args` names a combination that no kernel exists for, or breaks a limit; nothing has been touched then.
 ///
 /// # Safety
-/// - `args.table` has passed the checker, with at most [`FOLD_STACK`] values on the stack of any fold.
+/// - `args.table` has passed the checker, which bounds the stack of every fold by `PL_FOLD_STACK`.
 /// - `args.base` holds, for every rank of the table, the address of a slab at least as large as `args.geo` reaches with
 ///   the table's slots, mapped for reading and writing, aligned to 64 bytes, and armed for the protocol (`sentinel`: all
 ///   ones, others: zero) before any rank's first step.
 /// - `args.state` and `args.channel` live as long as the call; only this rank's launches and its host touch them.
 /// - `args.input` can be read and `args.output` written for `args.count` elements; they are the same or do not overlap.
-/// - `args.partial` can be written for [`partial_bytes`], is aligned to 16 bytes, and belongs to this channel alone.
+/// - Where the table keeps partial sums, `args.partial` can be written for [`partial_bytes`], is aligned to 16 bytes, and
+///   belongs to this channel alone.
 /// - Each piece fits its slot: `slot_bytes` is at least the piece's packs times 16 (32 where it travels as fp32), twice
 ///   that for `ll`; `flag_chunks` is at least the piece's packs divided by `chunk_packs`, rounded up.
 pub unsafe fn all_reduce(args: &pl_args) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::launch::*;
 use crate::types::MAX_RANKS;
 
 /// Stack entries that a kernel keeps in registers.
-const STACK: usize = 5;
+const STACK: usize = crate::launch::PL_FOLD_STACK as usize;
 
 /// After this every index of every table may be used.
 pub(super) fn check(tables: &[pl_table], tree: &Tree) -> Result<(), Violation> {
