@@ -25,7 +25,7 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test bench install uninstall bindings format clean help setup \
+.PHONY: build rival demo test bench soak install uninstall bindings format clean help setup \
   check-format check-lint check-docs check-kernels check-rust
 
 build: ## Build library, tool and, where mpicc is, the Open MPI driver
@@ -74,6 +74,9 @@ bench: build ## Host-side benchmarks, then all-reduce against Open MPI; results 
 	@mkdir -p $(TARGET)/bench
 	$(CARGO) bench --bench host
 	scripts/bench $(BUILT) $(RIVAL) $(TARGET)/bench
+
+soak: build ## Random calls, checked, leaks watched, for MINUTES (default 10); SEED=N repeats a run
+	$(BUILT)/peerlane soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 install: ## Install library, header, pkg-config file and tool under PREFIX
 	@# Under sudo there is often no cargo: then what `make` has built is installed.

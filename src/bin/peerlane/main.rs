@@ -1,6 +1,7 @@
 //! The `peerlane` command-line tool.
 
 mod bench;
+mod soak;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -17,6 +18,8 @@ struct Cli {
 enum Command {
     /// Measure and check all-reduce; flags and table as in nccl-tests
     Bench(Box<bench::Args>),
+    /// Reduce at random for as long as asked, check every result, and watch for leaks
+    Soak(soak::Args),
     /// One rank of a `bench` run; takes its orders on standard input
     #[command(hide = true)]
     BenchRank,
@@ -25,6 +28,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Soak(args) => soak::run(&args).map(|()| ExitCode::SUCCESS),
         Command::BenchRank => bench::serve_rank(),
     };
     match outcome {

@@ -148,6 +148,9 @@ pub struct Args {
     /// Write the results here as JSON, besides the table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write a web page here, besides the table: latency over size as charts, and how it was measured; one file, no network
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     /// Seconds until a wait inside a call gives up; a rank silent for that long and 30 s more ends the run
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
     pub deadline: f64,

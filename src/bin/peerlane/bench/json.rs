@@ -1,11 +1,8 @@
 //! The JSON report.
 
 use super::rows::Measured;
-use anyhow::{Context, Result};
 use serde::Serialize;
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::io::Write;
 
 /// The whole of a run.
 #[derive(Serialize)]
@@ -17,28 +14,11 @@ pub struct Report<'a> {
     pub machine: &'a str,
 }
 
-/// The report's file; opened before the run, so that a path that cannot be written fails at once.
-pub struct Output<'a> {
-    path: &'a Path,
-    file: File,
-}
-
-impl<'a> Output<'a> {
-    /// Creates or empties `path`.
-    pub fn create(path: &'a Path) -> Result<Self> {
-        let file = File::create(path)
-            .with_context(|| format!("--json: cannot write {}", path.display()))?;
-        Ok(Output { path, file })
-    }
-
-    /// Writes the report.
-    pub fn write(self, report: &Report) -> Result<()> {
-        let mut out = BufWriter::new(self.file);
-        serde_json::to_writer_pretty(&mut out, report)
-            .map_err(std::io::Error::from)
-            .and_then(|()| out.write_all(b"\n"))
-            .and_then(|()| out.flush())
-            .with_context(|| format!("--json: cannot write {}", self.path.display()))
+impl Report<'_> {
+    /// Writes the report, for people too: indented.
+    pub fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        serde_json::to_writer_pretty(&mut *out, self)?;
+        out.write_all(b"\n")
     }
 }
 

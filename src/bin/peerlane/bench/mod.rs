@@ -1,12 +1,15 @@
 //! `peerlane bench`: measures and checks all-reduce, with nccl-tests' flags and table.
 
 mod args;
+mod burst;
 mod json;
 mod machine;
-mod orders;
-mod parent;
+pub mod orders;
+mod output;
+pub mod parent;
 mod payload;
 mod rank;
+mod report;
 mod rival_mpi;
 mod rows;
 mod table;
@@ -17,6 +20,7 @@ use anyhow::{anyhow, bail, ensure, Result};
 use args::Rival;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use orders::{Answer, Call, Order, Settings, Timing};
+use output::Output;
 use parent::Ranks;
 use peerlane::schedule::Islands;
 use rival_mpi::{Mpi, Plan};
@@ -40,7 +44,8 @@ pub fn run(args: &Args) -> Result<()> {
         rows.iter().any(|row| row.count > 0),
         "nothing to measure: every size is smaller than one element"
     );
-    let report = args.json.as_deref().map(json::Output::create).transpose()?;
+    let json = args.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
+    let page = args.report.as_deref().map(|path| Output::create("--report", path)).transpose()?;
     let (command, machine) = (command_line(), machine::describe());
 
     let settings = Settings {
@@ -51,6 +56,9 @@ pub fn run(args: &Args) -> Result<()> {
         direction: args.direction,
         deadline: args.deadline,
         seed: args.seed,
+        slab: None,
+        compare_calls: None,
+        run_dir: None,
     };
     let islands = match settings.config()?.islands {
         Some(islands) => islands,
@@ -74,7 +82,8 @@ pub fn run(args: &Args) -> Result<()> {
     };
     show.line(&format!("# peerlane {} bench: all-reduce, cpu device", env!("CARGO_PKG_VERSION")))?;
     show.line(&format!("# machine: {machine}"))?;
-    show.line(&format!("# ranks: {} {kind}, islands: {islands}{}", args.ranks, pids(&ranks)))?;
+    let shape = format!("{} {kind}, islands: {islands}", args.ranks);
+    show.line(&format!("# ranks: {shape}{}", pids(&ranks)))?;
     show.line(&format!("# command: {command}"))?;
     show.line("# time: mean of a call in a batch, averaged over the ranks; median of the batches")?;
     show.line(&printer.header(title.as_deref()))?;
@@ -91,13 +100,26 @@ pub fn run(args: &Args) -> Result<()> {
     bench.ranks.leave()?;
     bench.rival.map_or(Ok(()), Mpi::finish)?;
     show.line(&printer.footer())?;
-    if let Some(output) = report {
-        output.write(&json::Report {
+    if let Some(output) = json {
+        let report = json::Report {
             results: &results,
             wrong_total: printer.wrong(),
             command: &command,
             machine: &machine,
+        };
+        output.write(|out| report.write(out))?;
+    }
+    if let Some(output) = page {
+        let html = report::page(&report::Run {
+            results: &results,
+            wrong: printer.wrong(),
+            checked: args.check > 0,
+            command: &command,
+            machine: &machine,
+            ranks: &shape,
+            rival: title.as_deref(),
         })?;
+        output.write(|out| out.write_all(html.as_bytes()))?;
     }
     ensure!(printer.wrong() == 0, "{} elements were wrong; see #wrong above", printer.wrong());
     Ok(())

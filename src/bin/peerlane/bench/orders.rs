@@ -6,6 +6,7 @@ use peerlane::comm::Config;
 use peerlane::env::Env;
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How the communicator is made; what is `None` follows the environment.
@@ -18,6 +19,12 @@ pub struct Settings {
     pub direction: Option<Direction>,
     pub deadline: f64,
     pub seed: u64,
+    /// Bytes of a rank's slab.
+    pub slab: Option<u64>,
+    /// Compare what the ranks call before every step.
+    pub compare_calls: Option<bool>,
+    /// Where the ranks meet.
+    pub run_dir: Option<PathBuf>,
 }
 
 impl Settings {
@@ -31,6 +38,9 @@ impl Settings {
         config.algorithm = self.algo.or(config.algorithm);
         config.protocol = self.proto.or(config.protocol);
         config.direction = self.direction.or(config.direction);
+        config.slab_bytes = self.slab.or(config.slab_bytes);
+        config.check = self.compare_calls.unwrap_or(config.check);
+        config.run_dir = self.run_dir.clone().or(config.run_dir);
         config.deadline = Duration::from_secs_f64(self.deadline);
         Ok(config)
     }
@@ -52,6 +62,16 @@ impl Call {
     }
 }
 
+/// Calls that are on their way together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Burst {
+    pub calls: Vec<Call>,
+    /// Streams that take turns; with none the calls name no stream.
+    pub streams: usize,
+    /// Make the calls in one group.
+    pub group: bool,
+}
+
 /// How a row is timed; the same numbers for every rank, always.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
@@ -71,6 +91,8 @@ pub enum Order {
     Join { id: String, rank: usize, settings: Settings },
     /// Make `iterations` calls with fresh data each and compare every element.
     Check { call: Call, iterations: u32 },
+    /// Make all of a burst's calls before any has to be done, and compare every element.
+    Burst(Burst),
     /// Time batches of calls.
     Time { call: Call, timing: Timing },
     /// Leave the communicator and end.

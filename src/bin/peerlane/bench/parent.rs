@@ -37,7 +37,7 @@ pub struct Ranks {
 impl Ranks {
     /// Starts the ranks as processes, copies of this program, and has them join one communicator.
     pub fn processes(settings: &Settings) -> Result<Self> {
-        let id = UniqueId::new()?.to_string();
+        let id = UniqueId::in_dir(settings.config()?.run_dir.as_deref())?.to_string();
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let (tell, events) = channel();
         let mut ranks = Ranks { links: Vec::new(), events, silence: silence(settings) };

@@ -21,13 +21,13 @@ struct Line([u8; 64]);
 
 /// Memory of one message, aligned as an allocator of tensors would, with a guard behind it.
 #[derive(Default)]
-struct Buffer {
+pub(super) struct Buffer {
     lines: Vec<Line>,
     bytes: usize,
 }
 
 impl Buffer {
-    fn resize(&mut self, bytes: usize) -> Result<()> {
+    pub(super) fn resize(&mut self, bytes: usize) -> Result<()> {
         let lines = bytes.div_ceil(64) + GUARD_LINES;
         self.lines.clear();
         self.lines
@@ -38,7 +38,7 @@ impl Buffer {
         Ok(())
     }
 
-    fn message(&mut self) -> &mut [u8] {
+    pub(super) fn message(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
     }
 
@@ -54,7 +54,7 @@ impl Buffer {
 
 /// A rank with its communicator and buffers.
 pub struct Rank {
-    comm: Communicator,
+    pub(super) comm: Communicator,
     seed: u64,
     /// Number of the data set in use; grows by one with every checked call, alike on all ranks.
     data: u64,
@@ -85,6 +85,7 @@ impl Rank {
                 }
                 Ok(Answer::Checked { wrong })
             }
+            Order::Burst(burst) => Ok(Answer::Checked { wrong: self.burst(burst)? }),
             Order::Time { call, timing } => self.time(call, timing, busy),
             Order::Join { .. } => bail!("already a member of a communicator"),
             Order::Leave => bail!("only the owner of a rank can make it leave"),
@@ -97,10 +98,15 @@ impl Rank {
         Ok(Answer::Left)
     }
 
+    /// The numbers of the next checked call.
+    pub(super) fn next_data(&mut self, call: &Call) -> Payload {
+        self.data += 1;
+        Payload::new(self.seed, self.data, self.comm.size(), call.dtype, call.op)
+    }
+
     /// Fresh data in the buffers that `call` uses.
     fn load(&mut self, call: &Call) -> Result<Payload> {
-        self.data += 1;
-        let payload = Payload::new(self.seed, self.data, self.comm.size(), call.dtype, call.op);
+        let payload = self.next_data(call);
         let bytes = call.bytes();
         if self.input.lines.is_empty() || self.input.bytes != bytes {
             self.input.resize(bytes)?;
@@ -134,27 +140,7 @@ impl Rank {
     fn check(&mut self, call: &Call) -> Result<u64> {
         let payload = self.load(call)?;
         self.run(call)?;
-        self.compare(call, &payload)
-    }
-
-    fn compare(&mut self, call: &Call, payload: &Payload) -> Result<u64> {
-        for (name, buffer) in [("input", &self.input), ("output", &self.output)] {
-            ensure!(
-                buffer.guard_intact(),
-                "an all-reduce of {} bytes wrote beyond the end of its {name}",
-                call.bytes()
-            );
-        }
-        if call.in_place {
-            return Ok(payload.wrong_output(self.input.message()));
-        }
-        let changed = payload.wrong_input(self.comm.rank(), self.input.message());
-        ensure!(
-            changed == 0,
-            "an out-of-place all-reduce of {} bytes changed {changed} elements of its input",
-            call.bytes()
-        );
-        Ok(payload.wrong_output(self.output.message()))
+        compare(self.comm.rank(), call, &payload, &mut self.input, &mut self.output)
     }
 
     /// All ranks start a batch together; a small all-reduce is the tightest barrier there is.
@@ -206,12 +192,39 @@ impl Rank {
             served = served.or_else(|| before.map(|before| served_by(&before, &self.comm.stats())));
         }
         let wrong = match timing.verify && !call.in_place && timing.iters > 0 {
-            true => self.compare(call, &payload)?,
+            true => compare(self.comm.rank(), call, &payload, &mut self.input, &mut self.output)?,
             false => 0,
         };
         let (algo, proto) = served.unwrap_or_default();
         Ok(Answer::Timed { batch_us, wrong, algo, proto })
     }
+}
+
+/// How many elements of a call's result are wrong; an error if it touched what it must not.
+pub(super) fn compare(
+    rank: usize,
+    call: &Call,
+    payload: &Payload,
+    input: &mut Buffer,
+    output: &mut Buffer,
+) -> Result<u64> {
+    for (name, buffer) in [("input", &*input), ("output", &*output)] {
+        ensure!(
+            buffer.guard_intact(),
+            "an all-reduce of {} bytes wrote beyond the end of its {name}",
+            call.bytes()
+        );
+    }
+    if call.in_place {
+        return Ok(payload.wrong_output(input.message()));
+    }
+    let changed = payload.wrong_input(rank, input.message());
+    ensure!(
+        changed == 0,
+        "an out-of-place all-reduce of {} bytes changed {changed} elements of its input",
+        call.bytes()
+    );
+    Ok(payload.wrong_output(output.message()))
 }
 
 /// Names of the algorithms and protocols whose counts grew from `before` to `after`; `none` where no call needed one.

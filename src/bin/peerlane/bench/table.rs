@@ -180,7 +180,7 @@ impl Printer {
 }
 
 /// Microseconds with three or four significant digits.
-fn time(us: f64) -> String {
+pub fn time(us: f64) -> String {
     match us {
         us if us < 100.0 => format!("{us:.2}"),
         us if us < 1000.0 => format!("{us:.1}"),
@@ -188,7 +188,8 @@ fn time(us: f64) -> String {
     }
 }
 
-fn wrong(count: Option<u64>) -> String {
+/// Wrong elements, or N/A where nothing was checked.
+pub fn wrong(count: Option<u64>) -> String {
     count.map_or("N/A".into(), |n| n.to_string())
 }
 
