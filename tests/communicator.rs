@@ -2,59 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/ranks.rs"]
+mod ranks;
+
 use peerlane::comm::{group_end, group_start, Communicator, Config};
 use peerlane::device::Stream;
-use peerlane::env::Env;
 use peerlane::schedule::Islands;
 use peerlane::{Algorithm, DType, Direction, Error, Op, Protocol};
+use ranks::{config, data, expected, on_ranks, sum, sum_in_place};
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
-
-fn config(n: usize) -> Config {
-    Config::from_vars(n, &Env::default()).unwrap()
-}
-
-fn sum(
-    comm: &Communicator,
-    input: &[f32],
-    output: &mut [f32],
-    stream: Option<&Stream>,
-) -> Result<(), Error> {
-    assert_eq!(input.len(), output.len());
-    // SAFETY: both slices live through the call, and callers with a stream keep them until they have synchronised.
-    unsafe {
-        comm.all_reduce(
-            input.as_ptr().cast(),
-            output.as_mut_ptr().cast(),
-            input.len(),
-            DType::F32,
-            Op::Sum,
-            stream,
-        )
-    }
-}
-
-fn data(rank: usize, call: usize, count: usize) -> Vec<f32> {
-    (0..count).map(|i| ((i * 7 + rank * 13 + call * 29) % 61) as f32 - 30.0).collect()
-}
-
-fn expected(n: usize, call: usize, count: usize) -> Vec<f32> {
-    let mut all = vec![0.0; count];
-    for rank in 0..n {
-        for (a, v) in all.iter_mut().zip(data(rank, call, count)) {
-            *a += v;
-        }
-    }
-    all
-}
-
-/// Runs `work` on a thread per rank.
-fn on_ranks<T: Send>(comms: Vec<Communicator>, work: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| work(comm))).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
-}
 
 #[test]
 fn every_rank_gets_the_sum_at_every_size() {
@@ -66,10 +23,7 @@ fn every_rank_gets_the_sum_at_every_size() {
                 sum(&comm, &data(comm.rank(), call, count), &mut output, None).unwrap();
                 assert!(output == expected(n, call, count), "n {n}, count {count}");
                 let mut both = data(comm.rank(), call + 1, count);
-                let at = both.as_mut_ptr();
-                // SAFETY: in place: one buffer, alive through the call.
-                unsafe { comm.all_reduce(at.cast(), at.cast(), count, DType::F32, Op::Sum, None) }
-                    .unwrap();
+                sum_in_place(&comm, &mut both).unwrap();
                 assert!(both == expected(n, call + 1, count), "in place, n {n}, count {count}");
             }
             comm.destroy().unwrap();
@@ -168,6 +122,39 @@ fn one_thread_drives_all_ranks_in_a_group() {
 }
 
 #[test]
+fn two_ranks_of_a_communicator_cannot_share_a_stream_in_a_group() {
+    let comms = Communicator::create_local(2, &config(2)).unwrap();
+    let streams = [Stream::new().unwrap(), Stream::new().unwrap()];
+    let inputs: Vec<_> = (0..2).map(|r| data(r, 0, 100)).collect();
+    let mut outputs = vec![vec![7.0; 100]; 2];
+    group_start();
+    for r in 0..2 {
+        sum(&comms[r], &inputs[r], &mut outputs[r], Some(&streams[0])).unwrap();
+    }
+    let error = group_end().unwrap_err();
+    assert!(
+        matches!(&error, Error::InvalidArgument(text) if text.contains("same stream")),
+        "{error}"
+    );
+    // Nothing was started: the streams are idle, the outputs untouched, and no call has been counted.
+    streams[0].synchronize().unwrap();
+    assert!(outputs.iter().flatten().all(|v| *v == 7.0));
+    assert!(comms.iter().all(|comm| comm.stats().calls == 0 && comm.error().is_none()));
+    // Control: each rank with its own, twice.
+    let mut again = vec![vec![7.0; 100]; 2];
+    group_start();
+    for r in 0..2 {
+        sum(&comms[r], &inputs[r], &mut outputs[r], Some(&streams[r])).unwrap();
+        sum(&comms[r], &inputs[r], &mut again[r], Some(&streams[r])).unwrap();
+    }
+    group_end().unwrap();
+    for (r, stream) in streams.iter().enumerate() {
+        stream.synchronize().unwrap();
+        assert!(outputs[r] == expected(2, 0, 100) && again[r] == outputs[r]);
+    }
+}
+
+#[test]
 fn calls_keep_their_order_over_streams_that_are_busy_on_one_rank_only() {
     let n = 2;
     on_ranks(Communicator::create_local(n, &config(n)).unwrap(), |comm| {
@@ -251,6 +238,30 @@ fn ranks_that_call_differently_learn_how_under_check() {
         let Error::Mismatch(text) = &error else { panic!("{error}") };
         assert!(text.contains("100") && text.contains("101"), "{text}");
     }
+}
+
+#[test]
+fn empty_calls_count_under_check() {
+    let config = Config { check: true, deadline: Duration::from_secs(20), ..config(2) };
+    let results = |skips: [usize; 2]| {
+        on_ranks(Communicator::create_local(2, &config).unwrap(), |comm| {
+            // The same sizes in another order: only the number of the call tells.
+            let mut output = vec![0.0; 100];
+            let mut result = Ok(());
+            for call in 0..2 {
+                let count = if call == skips[comm.rank()] { 0 } else { 100 };
+                let input = data(comm.rank(), 0, count);
+                result = result.and(sum(&comm, &input, &mut output[..count], None));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+            result
+        })
+    };
+    for result in results([0, 1]) {
+        assert!(matches!(result, Err(Error::Mismatch(_))), "{result:?}");
+    }
+    // Control: the same calls on both.
+    assert_eq!(results([0, 0]), [Ok(()), Ok(())]);
 }
 
 #[test]

@@ -16,7 +16,8 @@ use peerlane::launch::{pl_args, pl_channel, pl_geometry, pl_state, pl_table};
 use peerlane::schedule::{build, check, exists, Islands, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
 
-const SLAB: u64 = 2 << 20;
+/// Large enough for the bulk protocol to rotate over more than two buffers.
+const SLAB: u64 = 8 << 20;
 const WAYS: [(Protocol, Direction); 4] = [
     (Protocol::Ll, Direction::Push),
     (Protocol::Sentinel, Direction::Push),
@@ -205,7 +206,7 @@ fn run(rank: usize, bases: &[u64], steps: &[Step]) -> Result<(), String> {
 
 #[test]
 fn every_schedule_and_protocol_gives_the_bits_of_the_tree() {
-    let layout = Layout::new(SLAB, 1).unwrap();
+    let layout = Layout::new(SLAB, 1).unwrap().with_rotation();
     let mut total = 0;
     for n in 1..=16 {
         let steps = steps(n, &layout);
@@ -236,7 +237,7 @@ fn every_schedule_and_protocol_gives_the_bits_of_the_tree() {
 /// The control: an oracle that sums in rank order must disagree somewhere, or the data would not show a wrong tree.
 #[test]
 fn the_data_tells_trees_apart() {
-    let layout = Layout::new(SLAB, 1).unwrap();
+    let layout = Layout::new(SLAB, 1).unwrap().with_rotation();
     let step = steps(8, &layout).into_iter().find(|s| s.dtype == DType::F32 && s.op == Op::Sum);
     let step = step.unwrap();
     let differs = (0..step.count).filter(|&i| {

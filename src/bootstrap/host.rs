@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most connections that have not shown who they are. The oldest makes room: a stranger cannot keep the ranks out.
 const MAX_PENDING: usize = 64;
-/// After a failure, how long ranks that have yet to come are waited for, to be told the reason.
+/// After a failure, how long ranks that have yet to come are waited for, to be told the reason. That is as far as the
+/// promise of one error for all reaches: a rank that comes later finds no socket and says so at its own deadline.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The socket's name in the directory, removed whatever happens.
@@ -52,7 +53,7 @@ enum Look {
     TurnAway,
     Rank(Box<Hello>, Option<OwnedFd>),
     /// It is one of us, and something about it makes the rendezvous fail.
-    Fatal(Error),
+    Fatal(u32, Error),
 }
 
 struct Host<'a> {
@@ -67,7 +68,8 @@ struct Host<'a> {
     turned_away: usize,
     /// Why it failed, and until when latecomers are told.
     failed: Option<(Error, Instant)>,
-    told: usize,
+    /// By rank, who has learned of it. Of two that came as the same rank, both are told and one rank is.
+    told: Vec<bool>,
 }
 
 /// Waits for ranks 1 to n-1 and gives each a link to every other.
@@ -96,7 +98,7 @@ pub(super) fn host(id: &UniqueId, n: usize, deadline: Duration) -> Result<Met> {
         spare,
         turned_away: 0,
         failed: None,
-        told: 0,
+        told: vec![false; n],
     };
     host.receive_ranks(until, deadline)?;
     let Host { seats, me, .. } = host;
@@ -182,7 +184,7 @@ impl Host<'_> {
     fn receive_ranks(&mut self, until: Instant, deadline: Duration) -> Result<()> {
         loop {
             if let Some((error, grace)) = &self.failed {
-                if self.told + 1 >= self.seats.len() || Instant::now() >= *grace {
+                if self.told.iter().skip(1).all(|told| *told) || Instant::now() >= *grace {
                     return Err(error.clone());
                 }
             } else if self.seats.iter().skip(1).all(Option::is_some) {
@@ -230,10 +232,10 @@ impl Host<'_> {
         if self.failed.is_some() {
             return;
         }
-        for seat in &mut self.seats {
+        for (seat, told) in self.seats.iter_mut().zip(&mut self.told) {
             if let Some((peer, _)) = seat.take() {
                 send_verdict(&peer.link, &error);
-                self.told += 1;
+                *told = true;
             }
         }
         self.failed = Some((error, after(grace)));
@@ -285,9 +287,9 @@ impl Host<'_> {
             match self.look(&mut pending) {
                 Look::Wait => self.pending.push_back(pending),
                 Look::TurnAway => self.turned_away += 1,
-                Look::Fatal(error) => self.refuse(&pending.link, error),
+                Look::Fatal(rank, error) => self.refuse(&pending.link, rank, error),
                 Look::Rank(hello, pidfd) => match self.objection(&hello) {
-                    Some(error) => self.refuse(&pending.link, error),
+                    Some(error) => self.refuse(&pending.link, hello.rank, error),
                     None => self.seat(pending.link, *hello, pidfd),
                 },
             }
@@ -310,14 +312,12 @@ impl Host<'_> {
                 return Look::TurnAway;
             };
             if preamble.protocol != PROTOCOL {
-                return Look::Fatal(setup(
-                    preamble.rank as usize,
-                    RENDEZVOUS,
-                    format!(
-                        "it speaks version {} of the bootstrap protocol, rank 0 speaks {PROTOCOL}; use the same peerlane version on all ranks",
-                        preamble.protocol
-                    ),
-                ));
+                let reason = format!(
+                    "it speaks version {} of the bootstrap protocol, rank 0 speaks {PROTOCOL}; use the same peerlane version on all ranks",
+                    preamble.protocol
+                );
+                let error = setup(preamble.rank as usize, RENDEZVOUS, reason);
+                return Look::Fatal(preamble.rank, error);
             }
             pending.preamble = Some(preamble);
         }
@@ -330,7 +330,7 @@ impl Host<'_> {
             {
                 match fds {
                     Ok(fds) => Look::Rank(Box::new(hello), fds.into_iter().next()),
-                    Err(error) => Look::Fatal(setup(0, RENDEZVOUS, error.to_string())),
+                    Err(error) => Look::Fatal(hello.rank, setup(0, RENDEZVOUS, error.to_string())),
                 }
             }
             Ok(Some(_)) | Err(_) => Look::TurnAway,
@@ -366,18 +366,24 @@ impl Host<'_> {
         Some(setup(rank, RENDEZVOUS, reason))
     }
 
-    fn refuse(&mut self, link: &Link, error: Error) {
+    fn refuse(&mut self, link: &Link, rank: u32, error: Error) {
         self.fail(error, GRACE);
-        if let Some((error, _)) = &self.failed {
-            send_verdict(link, error);
-            self.told += 1;
+        self.tell(link, rank);
+    }
+
+    /// Tells a connection of `rank` of the failure, if there is one.
+    fn tell(&mut self, link: &Link, rank: u32) {
+        let Some((error, _)) = &self.failed else { return };
+        send_verdict(link, error);
+        // Where the ranks disagree about their number there may be more than seats.
+        if let Some(told) = self.told.get_mut(rank as usize) {
+            *told = true;
         }
     }
 
     fn seat(&mut self, link: Link, hello: Hello, pidfd: Option<OwnedFd>) {
-        if let Some((error, _)) = &self.failed {
-            send_verdict(&link, error);
-            self.told += 1;
+        if self.failed.is_some() {
+            self.tell(&link, hello.rank);
             return;
         }
         // If it has gone, that is found when its link is looked at.

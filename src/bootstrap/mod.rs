@@ -29,8 +29,10 @@ mod wire;
 
 pub(crate) use fork::Owner;
 pub use mesh::Mesh;
+pub(crate) use unique_id::random;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;
+pub use wire::{Steps, CHANNELS};
 
 /// Decodes a message as from another rank, and encodes what it held again; for `fuzz/` alone.
 #[doc(hidden)]

@@ -149,7 +149,7 @@ fn checksum(bytes: &[u8; UNIQUE_ID_BYTES]) -> [u8; 8] {
 }
 
 /// Fills `bytes` from the system's generator.
-pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
+pub(crate) fn random(bytes: &mut [u8]) -> Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
         let rest = &mut bytes[filled..];

@@ -7,13 +7,13 @@
 use super::fork::{Fd, Owner};
 use super::mesh::Peer;
 use super::socket::{after, eventfd, explain, notify, readable, wait};
-use super::wire::{encode, Message, Process};
+use super::wire::{encode, Message, Process, Steps, CHANNELS};
 use crate::error::{Error, Result};
+use crate::thread::Background;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// After a rank's end of file, how long its process may take to be gone entirely. Asked only where the process hosts
@@ -23,11 +23,8 @@ const UNTIL_GONE: Duration = Duration::from_millis(200);
 const MAX_MESSAGE: usize = 32 << 10;
 
 type OnFailure = Box<dyn Fn(Error) + Send>;
-/// Says what follows from a rank's goodbye, with the first step that it has not finished.
-type OnGoodbye = Box<dyn Fn(usize, u64) -> Option<Error> + Send>;
-
-/// Of a rank that is still there.
-const PRESENT: u64 = u64::MAX;
+/// Says what follows from a rank's goodbye, with the first steps that it has not finished.
+type OnGoodbye = Box<dyn Fn(usize, Steps) -> Option<Error> + Send>;
 
 /// What the caller's threads and the watching thread share. The lock is held while a death is being looked into
 /// ([`UNTIL_GONE`] at most) and never longer for a peer's sake.
@@ -36,8 +33,8 @@ struct Shared {
     stop: Fd,
     stopping: AtomicBool,
     gone: Vec<AtomicBool>,
-    /// The first step that a rank which said goodbye has not finished, or [`PRESENT`].
-    left_before: Vec<AtomicU64>,
+    /// The first steps that a rank which said goodbye has not finished.
+    left_before: Vec<OnceLock<Steps>>,
     state: Mutex<State>,
 }
 
@@ -93,7 +90,7 @@ fn bounded(error: &Error) -> Error {
 /// child it does nothing.
 pub struct Watch {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Background>>,
     owner: Owner,
 }
 
@@ -102,7 +99,7 @@ pub(super) struct Starting {
     rank: usize,
     stop: Fd,
     send: SyncSender<(Arc<Shared>, Vec<Process>)>,
-    thread: JoinHandle<()>,
+    thread: Background,
 }
 
 /// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
@@ -115,27 +112,8 @@ pub(super) fn start(rank: usize, on_failure: OnFailure, on_goodbye: OnGoodbye) -
             Watcher { shared: &shared, members: &members, on_failure, on_goodbye }.run();
         }
     };
-    let spawn = || std::thread::Builder::new().name("peerlane-watch".into()).spawn(work);
-    let thread = without_signals(spawn).map_err(|e| Error::os("pthread_create", &e))?;
+    let thread = Background::spawn("peerlane-watch", work)?;
     Ok(Starting { rank, stop, send, thread })
-}
-
-/// Runs `spawn` with all signals blocked, which the new thread inherits: the application's handlers run on its own
-/// threads only.
-fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are initialised by the calls before they are read; restoring the mask that was there is always
-    // allowed.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        let mut old = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        let changed = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old) == 0;
-        let result = spawn();
-        if changed {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        }
-        result
-    }
 }
 
 impl Starting {
@@ -145,7 +123,7 @@ impl Starting {
             stop: self.stop,
             stopping: AtomicBool::new(false),
             gone: peers.iter().map(|_| AtomicBool::new(false)).collect(),
-            left_before: peers.iter().map(|_| AtomicU64::new(PRESENT)).collect(),
+            left_before: peers.iter().map(|_| OnceLock::new()).collect(),
             state: Mutex::new(State { left: vec![false; peers.len()], peers, failed: None }),
         });
         // The channel has room and the thread holds its other end, so this cannot fail.
@@ -172,10 +150,12 @@ impl Watch {
         self.shared.is_gone(rank)
     }
 
-    /// The first step that `rank` has not finished, if it has said goodbye.
-    pub fn left_before(&self, rank: usize) -> Option<u64> {
-        let step = self.shared.left_before.get(rank)?.load(Ordering::SeqCst);
-        (step != PRESENT).then_some(step)
+    /// The first steps that `rank` has not finished, if it has said goodbye.
+    pub fn left_before(&self, rank: usize) -> Option<Steps> {
+        // Read after the caller announced a step, while the watching thread writes and then reads what is announced: one of
+        // the two must see the other.
+        fence(Ordering::SeqCst);
+        self.shared.left_before.get(rank)?.get().copied()
     }
 
     /// The first error this rank knows of, whether it came from outside or from [`Watch::tell`].
@@ -183,10 +163,23 @@ impl Watch {
         self.owner.is_current().then(|| self.shared.state().failed.clone()).flatten()
     }
 
-    /// Tells all ranks that this one is done and has finished all steps before `step`, ends the thread and closes the
+    /// Tells all ranks that this one is done and has finished all steps before `steps`, ends the thread and closes the
     /// sockets. Doing it again does nothing.
-    pub fn goodbye(&self, step: u64) {
-        self.end(Some(&Message::Goodbye { step }));
+    pub fn goodbye(&self, steps: Steps) {
+        self.end(Some(&Message::Goodbye { steps }));
+    }
+
+    /// The same, but goes on watching until every rank of `others` is gone too, or `patience` is over: for memory that must
+    /// stay while they may use it.
+    pub fn goodbye_and_wait(&self, steps: Steps, others: &[usize], patience: Duration) {
+        if self.owner.is_current() && !self.shared.stopping.load(Ordering::Acquire) {
+            self.shared.broadcast(&self.shared.state(), &Message::Goodbye { steps });
+            let until = after(patience);
+            while others.iter().any(|&r| !self.gone(r)) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.end(None);
     }
 
     fn end(&self, last_words: Option<&Message>) {
@@ -199,10 +192,8 @@ impl Watch {
         notify(&self.shared.stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // The callback may hold the last reference to the watch: a thread does not wait for itself.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
+            // This may be that thread: the callback may hold the last reference to the watch.
+            thread.join();
         }
         self.shared.state().peers.clear();
     }
@@ -211,11 +202,8 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.owner.is_current() {
-            let goodbye = Message::Goodbye { step: 0 };
+            let goodbye = Message::Goodbye { steps: [0; CHANNELS] };
             self.end((!std::thread::panicking()).then_some(&goodbye));
-        } else if let Ok(thread) = self.thread.get_mut() {
-            // That thread does not exist in a forked child; its handle must not be touched.
-            std::mem::forget(thread.take());
         }
     }
 }
@@ -286,9 +274,10 @@ impl Watcher<'_> {
             let left = loop {
                 match peer.link.next(MAX_MESSAGE) {
                     Ok(None) => break false,
-                    Ok(Some((Message::Goodbye { step }, _))) => {
-                        self.shared.left_before[rank].store(step, Ordering::SeqCst);
-                        left_now.push((rank, step));
+                    Ok(Some((Message::Goodbye { steps }, _))) => {
+                        let _ = self.shared.left_before[rank].set(steps);
+                        fence(Ordering::SeqCst);
+                        left_now.push((rank, steps));
                         break true;
                     }
                     Ok(Some((Message::Failed(error), _))) => said = said.or(Some(error)),
@@ -311,7 +300,7 @@ impl Watcher<'_> {
                 self.shared.gone[rank].store(true, Ordering::Release);
             }
         }
-        let missed = left_now.into_iter().find_map(|(rank, step)| (self.on_goodbye)(rank, step));
+        let missed = left_now.into_iter().find_map(|(rank, steps)| (self.on_goodbye)(rank, steps));
         let error = said.or(missed).or_else(|| {
             dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })
         })?;
@@ -330,5 +319,58 @@ impl Watcher<'_> {
         } else {
             rank
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::Link;
+    use super::super::socket::pair;
+    use super::*;
+    use std::sync::mpsc::{channel, Receiver};
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Rank 1's watch over rank 0, which has said `words` while rank 1 was still in set-up and read them along with the
+    /// last message of it. Rank 0's end of the link, and the errors that rank 1 learns of.
+    fn after_set_up(words: &[Message]) -> (Link, Watch, Receiver<Error>) {
+        let (a, b) = pair().unwrap();
+        let (theirs, mut mine) = (Link::new(a.into()), Link::new(b.into()));
+        let last = Message::Verdict { stage: "watch".into(), outcome: Ok(Vec::new()) };
+        for message in std::iter::once(&last).chain(words) {
+            theirs.send(message, &[], after(SOON)).unwrap();
+        }
+        mine.fill();
+        assert_eq!(mine.next(MAX_MESSAGE).unwrap().unwrap().0, last);
+        let (send, receive) = channel();
+        let starting =
+            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(|_, _| None)).unwrap();
+        let members = vec![Process::current().unwrap(); 2];
+        let watch = starting.go(vec![Some(Peer { link: mine, pidfd: None }), None], members);
+        (theirs, watch, receive)
+    }
+
+    #[test]
+    fn an_abort_that_came_with_the_last_words_of_set_up_is_seen() {
+        let abort = Error::Aborted { rank: 0 };
+        let (_theirs, watch, errors) = after_set_up(&[Message::Failed(abort.clone())]);
+        assert_eq!(errors.recv_timeout(SOON).unwrap(), abort);
+        assert_eq!(watch.failure(), Some(abort));
+        // Control: without it there is nothing to see.
+        let (_theirs, watch, errors) = after_set_up(&[]);
+        assert!(errors.recv_timeout(Duration::from_millis(200)).is_err());
+        assert_eq!(watch.failure(), None);
+    }
+
+    #[test]
+    fn a_goodbye_that_came_with_the_last_words_of_set_up_is_seen() {
+        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { steps: [7; CHANNELS] }]);
+        drop(theirs);
+        let begun = Instant::now();
+        while watch.left_before(0) != Some([7; CHANNELS]) {
+            assert!(begun.elapsed() < SOON);
+            std::thread::yield_now();
+        }
+        assert!(watch.gone(0) && errors.try_recv().is_err());
     }
 }

@@ -156,7 +156,10 @@ impl HostRank {
 
     /// Points the arguments at `plan`. They are kept between calls: copying a table costs more than a small call.
     fn prepare(&mut self, call: &Call, plan: &Plan, step: u64) -> Result<()> {
-        let bytes = cpu::partial_bytes(call.dtype, step.min(call.count as u64));
+        let bytes = match plan.partials {
+            true => cpu::partial_bytes(call.dtype, step.min(call.count as u64)),
+            false => 0,
+        };
         let words = (bytes as usize).div_ceil(PACK_BYTES);
         if self.partial.len() < words {
             self.partial

@@ -110,6 +110,26 @@ fn ranks_that_come_within_a_second_of_a_failure_learn_its_reason() {
 }
 
 #[test]
+fn a_rank_that_comes_twice_takes_nobody_elses_word() {
+    let dir = Dir::new();
+    let id = dir.id();
+    // Two come as rank 1; each is told, and so are ranks 2 and 3, who come after them one by one.
+    let came = [(0, 0), (1, 0), (1, 0), (2, 150), (3, 300)];
+    let start = Instant::now();
+    let results = threads(came.len(), |i| {
+        let (rank, late) = came[i];
+        if late > 0 {
+            eventually(|| socket_of(&id).exists());
+        }
+        std::thread::sleep(Duration::from_millis(late));
+        Mesh::connect(&id, 4, rank, Duration::from_secs(5))
+    });
+    assert_setup(&common_error(results), 1, "rendezvous", "two processes came");
+    assert!(start.elapsed() < Duration::from_secs(5), "nobody waited for a deadline");
+    dir.assert_empty();
+}
+
+#[test]
 fn an_id_of_another_rendezvous_is_hinted_at() {
     let dir = Dir::new();
     let (id, other) = (dir.id(), dir.id());

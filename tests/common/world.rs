@@ -4,7 +4,7 @@ use super::oracle;
 use peerlane::device::cpu::{all_reduce, partial_bytes};
 use peerlane::launch::*;
 use peerlane::{DType, Op, Protocol};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Makes the table of a rank: (n, rank, pull).
 pub type Builder = fn(usize, usize, bool) -> pl_table;
@@ -42,6 +42,8 @@ pub struct World {
     pub proto: Protocol,
     pub tables: Vec<pl_table>,
     pub geo: pl_geometry,
+    /// The region of `flagged` in a world that starts with `ll`.
+    flagged: pl_geometry,
     slabs: Vec<Block>,
     states: Vec<pl_state>,
     channels: Vec<pl_channel>,
@@ -99,7 +101,15 @@ impl World {
             ll_half_bytes: if proto == Protocol::Ll { half_bytes } else { 0 },
             rotation: 1,
         };
-        let bytes = (geo.data + 2 * half_bytes) as usize;
+        let ll_end = geo.data + 2 * half_bytes;
+        let flagged = pl_geometry {
+            data: ll_end,
+            half_bytes: slots * MAX_PACKS as u64 * 32,
+            slot_bytes: MAX_PACKS as u64 * 32,
+            ..geo
+        };
+        let room = if proto == Protocol::Ll { 2 * flagged.half_bytes } else { 0 };
+        let bytes = (ll_end + room) as usize;
         let slab = || {
             let mut b = Block::new(bytes, 0);
             if proto == Protocol::Sentinel {
@@ -116,6 +126,7 @@ impl World {
             proto,
             tables,
             geo,
+            flagged,
             slabs: (0..n).map(|_| slab()).collect(),
             states: vec![state; n],
             channels: vec![channel; n],
@@ -130,6 +141,25 @@ impl World {
     }
     pub fn channel(&self, rank: usize) -> pl_channel {
         self.channels[rank]
+    }
+    /// What a rank's host does to end the waits of a step that is running.
+    pub fn raise(&self, rank: usize, reason: u32) {
+        let word = &raw const self.states[rank].abort;
+        // SAFETY: the word is shared with the kernel, hence atomic, and lives as long as the world.
+        let word = unsafe { AtomicU32::from_ptr(word.cast_mut()) };
+        word.store(reason, Ordering::Release);
+    }
+    /// A world of `ll` that goes on with `flagged` in the same slabs, or back.
+    pub fn switch_protocol(&mut self) {
+        self.proto = match self.proto {
+            Protocol::Ll => Protocol::Flagged,
+            _ => Protocol::Ll,
+        };
+        std::mem::swap(&mut self.geo, &mut self.flagged);
+    }
+    /// All ranks go on at this epoch.
+    pub fn jump_to(&mut self, epoch: u64) {
+        self.channels.iter_mut().for_each(|c| c.epoch = epoch);
     }
     pub fn abort(&mut self, rank: usize, reason: u32) {
         self.states[rank].abort = reason;
@@ -160,6 +190,7 @@ impl World {
                 base,
                 state: &self.states[rank] as *const pl_state as *mut pl_state,
                 channel: &self.channels[rank] as *const pl_channel as *mut pl_channel,
+                report: std::ptr::null_mut(),
                 input: input as *const _,
                 output: output as *mut _,
                 partial: self.partials[rank].address() as *mut _,

@@ -32,7 +32,8 @@ pub const fn partial_bytes(dtype: DType, count: u64) -> u64 {
 ///   ones, others: zero) before any rank's first step.
 /// - `args.state` and `args.channel` live as long as the call; only this rank's launches and its host touch them.
 /// - `args.input` can be read and `args.output` written for `args.count` elements; they are the same or do not overlap.
-/// - `args.partial` can be written for [`partial_bytes`], is aligned to 16 bytes, and belongs to this channel alone.
+/// - Where the table keeps partial sums, `args.partial` can be written for [`partial_bytes`], is aligned to 16 bytes, and
+///   belongs to this channel alone.
 /// - Each piece fits its slot: `slot_bytes` is at least the piece's packs times 16 (32 where it travels as fp32), twice
 ///   that for `ll`; `flag_chunks` is at least the piece's packs divided by `chunk_packs`, rounded up.
 pub unsafe fn all_reduce(args: &pl_args) -> Result<()> {

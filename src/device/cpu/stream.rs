@@ -4,10 +4,10 @@
 //! machine), more than a small all-reduce. The worker thread exists for calls that find the stream busy, and starts with
 //! the first of them.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::thread::Background;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -17,6 +17,9 @@ struct State {
     running: bool,
     closing: bool,
     jobs: VecDeque<Job>,
+    /// Jobs that were ever queued or claimed, and those of them that are done. They are done in order.
+    accepted: u64,
+    done: u64,
     /// Threads that wait for `changed`, the worker among them. Notifying is a system call even when nobody listens.
     waiting: usize,
 }
@@ -52,7 +55,7 @@ impl Queue {
 /// An ordered queue of work of the CPU device.
 pub struct Stream {
     queue: Arc<Queue>,
-    worker: Mutex<Option<JoinHandle<()>>>,
+    worker: Mutex<Option<Background>>,
 }
 
 /// The right to run one job on the caller's thread, in the stream's order. Dropping it gives the stream back, also when
@@ -61,7 +64,10 @@ pub(crate) struct Claim<'a>(&'a Queue);
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.0.change(|state| state.running = false);
+        self.0.change(|state| {
+            state.running = false;
+            state.done += 1;
+        });
     }
 }
 
@@ -71,10 +77,11 @@ impl Stream {
         Ok(Stream { queue: Arc::default(), worker: Mutex::new(None) })
     }
 
-    /// Waits until all work queued so far is done.
+    /// Waits until all work queued so far is done; what other threads queue meanwhile is not waited for.
     pub fn synchronize(&self) -> Result<()> {
         let mut state = self.queue.lock();
-        while state.running || !state.jobs.is_empty() {
+        let until = state.accepted;
+        while state.done < until {
             state = self.queue.wait(state);
         }
         Ok(())
@@ -87,13 +94,17 @@ impl Stream {
             return None;
         }
         state.running = true;
+        state.accepted += 1;
         Some(Claim(&self.queue))
     }
 
     /// Queues a job behind all others. On an error the job has not been queued.
     pub(crate) fn push(&self, job: Job) -> Result<()> {
         self.start_worker()?;
-        self.queue.change(|state| state.jobs.push_back(job));
+        self.queue.change(|state| {
+            state.jobs.push_back(job);
+            state.accepted += 1;
+        });
         Ok(())
     }
 
@@ -101,11 +112,7 @@ impl Stream {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.is_none() {
             let queue = Arc::clone(&self.queue);
-            let thread = std::thread::Builder::new()
-                .name("peerlane-stream".into())
-                .spawn(move || work(&queue))
-                .map_err(|e| Error::os("starting a stream's worker thread", &e))?;
-            *worker = Some(thread);
+            *worker = Some(Background::spawn("peerlane-stream", move || work(&queue))?);
         }
         Ok(())
     }
@@ -134,16 +141,14 @@ fn work(queue: &Queue) {
 }
 
 impl Drop for Stream {
-    /// Finishes what is queued.
+    /// Finishes what is queued. In a forked child it does nothing: the jobs are the parent's.
     fn drop(&mut self) {
-        self.queue.change(|state| state.closing = true);
         let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(worker) = worker {
-            // A stream may be dropped by its own last job; a thread cannot wait for itself.
-            if worker.thread().id() != std::thread::current().id() {
-                let _ = worker.join();
-            }
-        }
+        // Without a worker nothing is queued.
+        let Some(worker) = worker.filter(Background::is_here) else { return };
+        self.queue.change(|state| state.closing = true);
+        // This may be that thread: a stream may be dropped by its own last job.
+        worker.join();
     }
 }
 
@@ -161,6 +166,7 @@ impl std::fmt::Debug for Stream {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+    use std::time::Duration;
 
     #[test]
     fn an_idle_stream_can_be_claimed_once() {
@@ -184,6 +190,30 @@ mod tests {
         drop(claim);
         stream.synchronize().unwrap();
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), (0..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn synchronize_waits_for_what_was_queued_before_it_and_not_for_more() {
+        let stream = Stream::new().unwrap();
+        let (open, gate) = mpsc::channel::<()>();
+        stream.push(Box::new(|| ())).unwrap();
+        stream.synchronize().unwrap();
+        let claim = stream.claim().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| stream.synchronize().unwrap());
+            while stream.queue.lock().waiting < 2 {
+                std::thread::yield_now();
+            }
+            let long = Duration::from_secs(10);
+            stream.push(Box::new(move || gate.recv_timeout(long).unwrap_or(()))).unwrap();
+            assert!(!waiting.is_finished(), "the claim is held");
+            drop(claim);
+            waiting.join().unwrap();
+            assert_eq!(stream.queue.lock().done, 2, "the last job has not been waited for");
+            open.send(()).unwrap();
+        });
+        stream.synchronize().unwrap();
+        assert_eq!(stream.queue.lock().done, 3);
     }
 
     #[test]

@@ -1,0 +1,150 @@
+//! The shipped kernels over a hostile fabric: writes that are late and out of order, threads that run in any order.
+//!
+//! What the fabric may do, and why it may, stands in `explorer/world.h`. A seed decides everything;
+//! `PL_EXPLORER_SEED=n` runs that seed alone, `PL_EXPLORER_SEEDS=n` so many of each schedule and protocol.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
+#[path = "explorer/cases.rs"]
+mod cases;
+mod common;
+
+use cases::{boxes, plain_plan, plan, Random, Runner, Way, WAYS};
+use peerlane::{Algorithm, Protocol};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|v| v.parse().unwrap())
+}
+
+/// Runs `each` over all items on as many threads as there are cores.
+fn in_parallel<T: Sync>(items: &[T], each: impl Fn(&mut Runner, &T) + Sync) {
+    let next = AtomicU64::new(0);
+    let cores = std::thread::available_parallelism().map_or(2, |c| c.get());
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                let mut runner = Runner::new();
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    each(&mut runner, item);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
+    let boxes = boxes();
+    let only = number("PL_EXPLORER_SEED");
+    let seeds = number("PL_EXPLORER_SEEDS").unwrap_or(2000);
+    let (first, last) = only.map_or((0, seeds), |s| (s, s + 1));
+    let cells: Vec<(Algorithm, Way)> =
+        Algorithm::ALL.iter().flat_map(|&a| WAYS.map(|w| (a, w))).collect();
+    let (begun, cases, steps, writes, events) = (
+        Instant::now(),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+    );
+    in_parallel(&cells, |runner, &(algorithm, way)| {
+        for seed in first..last {
+            let plan = plan(&boxes, algorithm, way, seed);
+            let verdict = runner.run(&plan);
+            if let Some(complaint) = verdict.complaint() {
+                panic!("{}: {complaint}\nreplay: PL_EXPLORER_SEED={seed}", plan.name);
+            }
+            cases.fetch_add(1, Ordering::Relaxed);
+            steps.fetch_add(plan.steps.len() as u64, Ordering::Relaxed);
+            writes.fetch_add(verdict.outcome.writes, Ordering::Relaxed);
+            events.fetch_add(verdict.outcome.events, Ordering::Relaxed);
+        }
+    });
+    let seconds = begun.elapsed().as_secs_f64();
+    let cases = cases.into_inner();
+    println!(
+        "{} schedules and protocols, {cases} seeds, {} steps, {} writes, {} decisions in {seconds:.1} s: {:.0} seeds/s",
+        cells.len(),
+        steps.into_inner(),
+        writes.into_inner(),
+        events.into_inner(),
+        cases as f64 / seconds
+    );
+    assert_eq!(cases, cells.len() as u64 * (last - first));
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    let boxes = boxes();
+    let run = |seed| {
+        let plan = plan(&boxes, Algorithm::TwoShot, WAYS[(seed % 4) as usize], seed);
+        let o = Runner::new().run(&plan).outcome;
+        (o.events, o.writes)
+    };
+    for seed in 0..40 {
+        assert_eq!(run(seed), run(seed));
+        assert_ne!(run(seed), run(seed + 4), "the control: another seed is another run");
+    }
+}
+
+/// One write is lost, anywhere. `ll` and `sentinel` prove each word's arrival: a loss ends in the deadline, on all ranks
+/// that need it, and never in wrong data. `flagged` proves its flags alone: lost data is for the self-test to find.
+#[test]
+fn a_lost_write_is_a_deadline_and_never_wrong_data() {
+    let boxes = boxes();
+    in_parallel(&WAYS, |runner, &way| {
+        let (mut ended, mut wrong, mut harmless) = (0, 0, 0);
+        for seed in 0..1200 {
+            let algorithm = Algorithm::ALL[(seed % 6) as usize];
+            let mut plan = plain_plan(&boxes, algorithm, way, seed);
+            // A rank's own words do not get lost on a link.
+            plan.host_staged = false;
+            let writes = runner.run(&plan).outcome.writes;
+            plan.drop_at = 1 + Random(seed).below(writes) as u32;
+            let verdict = runner.run(&plan);
+            let at = format!("{}, write {} of {writes} lost, seed {seed}", plan.name, plan.drop_at);
+            assert_eq!(verdict.outcome.stuck, 0, "{at}");
+            match (&verdict.wrong, verdict.gave_up()) {
+                (Some(wrong), _) if way.0 != Protocol::Flagged => panic!("{at}: {wrong}"),
+                (Some(_), _) => wrong += 1,
+                (None, true) => ended += 1,
+                // Its bits were there already, or are padding: every result was right.
+                (None, false) => harmless += 1,
+            }
+        }
+        println!("{} {}: {ended} deadlines, {wrong} wrong data, {harmless} harmless", way.0, way.1);
+        assert!(ended > if way.0 == Protocol::Flagged { 60 } else { 1100 });
+    });
+}
+
+/// All that a rank writes to a peer lands where the peer does not look: what mappings to the wrong memory do.
+#[test]
+fn writes_that_never_reach_their_owner_are_noticed() {
+    let boxes = boxes();
+    in_parallel(&WAYS, |runner, &way| {
+        let (mut ended, mut wrong) = (0, 0);
+        for seed in 0..600 {
+            let algorithm = Algorithm::ALL[(seed % 6) as usize];
+            let mut plan = plain_plan(&boxes, algorithm, way, seed);
+            let mut random = Random(seed);
+            let from = random.below(plan.n as u64) as usize;
+            let peers: Vec<u8> = plan.steps[0].tables[from].send
+                [..plan.steps[0].tables[from].phase.iter().map(|p| usize::from(p.sends)).sum()]
+                .iter()
+                .map(|s| s.peer)
+                .collect();
+            plan.mirror = Some((from as u32, u32::from(*random.of(&peers))));
+            plan.steps.iter_mut().for_each(|s| s.count = s.count.max(16 * plan.n / s.dtype.size()));
+            let verdict = runner.run(&plan);
+            let at = format!("{}, mirrored {:?}, seed {seed}", plan.name, plan.mirror);
+            assert!(verdict.complaint().is_some(), "{at}: not noticed");
+            assert_eq!((verdict.outcome.stuck, &verdict.wrong), (0, &None), "{at}");
+            ended += u32::from(verdict.gave_up());
+            wrong += u32::from(verdict.wrong.is_some());
+        }
+        println!("{} {}: {ended} deadlines, {wrong} wrong data", way.0, way.1);
+        assert_eq!(ended, 600);
+    });
+}

@@ -1,0 +1,564 @@
+//! Cases for the explorer: boxes, plans drawn from a seed, and the verdict over what the ranks did.
+
+#![allow(dead_code)]
+
+use crate::common::partitions::{islands, shuffled};
+use crate::common::world::mix;
+use explorer::Outcome;
+use half::bf16;
+use peerlane::lane::{longest_piece, step_packs};
+use peerlane::launch::*;
+use peerlane::schedule::{build, check, exists, Tree};
+use peerlane::{Algorithm, DType, Direction, Op, Protocol};
+use std::collections::BTreeMap;
+
+pub type Way = (Protocol, Direction);
+pub const WAYS: [Way; 4] = [
+    (Protocol::Ll, Direction::Push),
+    (Protocol::Sentinel, Direction::Push),
+    (Protocol::Flagged, Direction::Push),
+    (Protocol::Flagged, Direction::Pull),
+];
+
+const SLAB_LOG2: u32 = 17;
+const SLAB: usize = 1 << SLAB_LOG2;
+const HALF: u64 = 16 << 10;
+const FLAGS: u64 = 4096;
+const FLAGS_HALF: u64 = 8192;
+const DATA: u64 = FLAGS + 2 * FLAGS_HALF;
+/// Packs of the largest message.
+const MAX_PACKS: u64 = 40;
+/// Room for a message, its offset and guard bytes.
+const BUFFER: usize = 1024;
+const GUARD: u8 = 0xa5;
+pub const DEADLINE_NS: u64 = 1_000_000_000;
+
+/// A partition of some ranks and all tables that exist for it.
+pub struct Box_ {
+    pub n: usize,
+    pub name: String,
+    pub tree: Tree,
+    pub tables: BTreeMap<(u32, u32), Vec<pl_table>>,
+}
+
+/// Two to five ranks in one to four islands, in order and mixed.
+pub fn boxes() -> Vec<Box_> {
+    let sizes: [&[usize]; 13] = [
+        &[2],
+        &[1, 1],
+        &[3],
+        &[2, 1],
+        &[1, 1, 1],
+        &[4],
+        &[2, 2],
+        &[1, 3],
+        &[1, 1, 2],
+        &[5],
+        &[3, 2],
+        &[1, 4],
+        &[2, 1, 1, 1],
+    ];
+    let mut all = Vec::new();
+    for sizes in sizes {
+        let n = sizes.iter().sum();
+        for ranks in [(0..n).collect(), shuffled(n, 77)] {
+            let partition = islands(sizes, &ranks);
+            let tree = Tree::new(&partition);
+            let mut tables = BTreeMap::new();
+            for &algorithm in Algorithm::ALL {
+                if !exists(algorithm, &partition) {
+                    continue;
+                }
+                let schedule = build(algorithm, &partition).unwrap();
+                for direction in [Direction::Push, Direction::Pull] {
+                    let made = schedule.tables(direction).unwrap();
+                    check(&made, &tree).unwrap();
+                    tables.insert((algorithm as u32, direction as u32), made);
+                }
+            }
+            all.push(Box_ { n, name: partition.to_string(), tree, tables });
+        }
+    }
+    all
+}
+
+impl Box_ {
+    pub fn tables(&self, algorithm: Algorithm, direction: Direction) -> Option<&Vec<pl_table>> {
+        self.tables.get(&(algorithm as u32, direction as u32))
+    }
+}
+
+/// One all-reduce, as every rank makes it.
+#[derive(Clone)]
+pub struct Step {
+    pub tables: Vec<pl_table>,
+    pub protocol: Protocol,
+    pub dtype: DType,
+    pub op: Op,
+    pub count: usize,
+    pub in_place: bool,
+    pub shift: usize,
+    pub chunk_packs: u32,
+    pub seed: u64,
+}
+
+/// What the explorer is asked to run.
+#[derive(Clone)]
+pub struct Plan {
+    pub seed: u64,
+    pub name: String,
+    pub n: usize,
+    pub tree: Tree,
+    pub steps: Vec<Step>,
+    pub epoch: u64,
+    pub blocks: u32,
+    pub threads: u32,
+    pub cpu_shape: bool,
+    pub host_staged: bool,
+    pub check: bool,
+    pub control: u32,
+    pub one_half: bool,
+    pub drop_at: u32,
+    pub mirror: Option<(u32, u32)>,
+    pub rank_steps: Vec<u32>,
+    /// Words of the slabs before the first step: (rank, offset, value).
+    pub planted: Vec<(usize, u64, u64)>,
+    /// Whose input is the result, where the steps are broadcasts.
+    pub root: Option<u8>,
+}
+
+pub struct Random(pub u64);
+impl Random {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = mix(self.0);
+        (self.0 >> 11) % n
+    }
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+    pub fn of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len() as u64) as usize]
+    }
+}
+
+/// A plan whose steps are mostly of this schedule and way, the others of any that the box has.
+pub fn plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
+    draw(boxes, algorithm, way, seed, 3)
+}
+
+/// A plan of this schedule and way alone.
+pub fn plain_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
+    draw(boxes, algorithm, way, seed, 1)
+}
+
+/// Every step is, with a chance of `1 - 1/mix_in`, of this schedule and way.
+fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) -> Plan {
+    let mut r = Random(mix(
+        seed ^ ((algorithm as u64) << 56 | (way.0 as u64) << 52 | (way.1 as u64) << 50)
+    ));
+    let fitting: Vec<&Box_> =
+        boxes.iter().filter(|b| b.tables(algorithm, way.1).is_some()).collect();
+    let b = *r.of(&fitting);
+    let (blocks, threads, cpu_shape) = *r.of(&[
+        (1, 1, true),
+        (1, 1, true),
+        (1, 1, false),
+        (1, 2, false),
+        (2, 1, false),
+        (2, 2, false),
+    ]);
+    let epochs =
+        [1, 1, 0, 2, (1 << 30) - 4, (1 << 32) - 5, (1 << 32) - 2, (1 << 31) - 3, (5 << 30) - 3];
+    let mut steps = Vec::new();
+    for k in 0..4 + r.below(3) {
+        let main = k < 2 || mix_in == 1 || !r.one_in(mix_in);
+        let (tables, protocol) = if main {
+            (b.tables(algorithm, way.1).unwrap(), way.0)
+        } else {
+            let other = *r.of(&WAYS);
+            let with: Vec<_> = b.tables.iter().filter(|(k, _)| k.1 == other.1 as u32).collect();
+            (r.of(&with).1, other.0)
+        };
+        steps.push(step(&mut r, tables, protocol));
+    }
+    Plan {
+        seed,
+        name: format!("{algorithm} {} {}, ranks {}", way.0, way.1, b.name),
+        n: b.n,
+        tree: b.tree.clone(),
+        epoch: *r.of(&epochs),
+        blocks,
+        threads,
+        cpu_shape,
+        host_staged: r.one_in(3),
+        check: r.one_in(8),
+        control: 0,
+        one_half: false,
+        drop_at: 0,
+        mirror: None,
+        rank_steps: vec![steps.len() as u32; b.n],
+        steps,
+        planted: Vec::new(),
+        root: None,
+    }
+}
+
+pub fn step(r: &mut Random, tables: &[pl_table], protocol: Protocol) -> Step {
+    let dtype = match r.below(3) {
+        0 if protocol != Protocol::Sentinel => DType::I32,
+        1 => DType::F32,
+        _ => DType::BF16,
+    };
+    let op = if dtype != DType::I32 && r.one_in(3) { Op::Avg } else { Op::Sum };
+    let geometry = geometry(protocol, &tables[0]);
+    let most = step_packs(&geometry, &tables[0], dtype, protocol).min(MAX_PACKS);
+    let longest = if r.one_in(6) { most } else { most.min(10) };
+    let packs = 1 + r.below(longest);
+    let per_pack = 16 / dtype.size() as u64;
+    let count = ((packs - 1) * per_pack + 1 + r.below(per_pack)) as usize;
+    let least = longest_piece(&tables[0], packs).div_ceil(geometry.flag_chunks.into()).max(1);
+    Step {
+        tables: tables.to_vec(),
+        protocol,
+        dtype,
+        op,
+        count,
+        in_place: r.one_in(2),
+        shift: r.below(4) as usize,
+        chunk_packs: (1 + r.below(8)).max(least) as u32,
+        seed: r.0,
+    }
+}
+
+pub fn geometry(protocol: Protocol, table: &pl_table) -> pl_geometry {
+    pl_geometry {
+        data: DATA + 2 * HALF * protocol as u64,
+        half_bytes: HALF,
+        slot_bytes: HALF / u64::from(table.slots) / 128 * 128,
+        flags: FLAGS,
+        flags_half_bytes: FLAGS_HALF,
+        records: 0,
+        calls: 1024,
+        flag_chunks: (FLAGS_HALF / 64) as u32 / u32::from(table.flag_slots),
+        ll: DATA + 2 * HALF * Protocol::Ll as u64,
+        ll_half_bytes: HALF,
+        rotation: 1,
+    }
+}
+
+/// Element `i` of `rank`: values whose fp32 sums depend on the order, so that another tree gives other bits.
+fn element(dtype: DType, rank: usize, seed: u64, i: usize) -> u32 {
+    let h = mix(seed ^ (rank as u64) << 48 ^ i as u64);
+    if h.is_multiple_of(31) && dtype != DType::I32 {
+        return u32::MAX; // a NaN that sentinel must not send as it is
+    }
+    let v = ((h >> 8) as u16 as f32 - 30000.0) * [1e-3, 1.0, 37.7, 1e4][(h >> 30) as usize % 4];
+    match dtype {
+        DType::BF16 => bf16::from_f32(v).to_bits().into(),
+        DType::I32 => h as u32,
+        _ => v.to_bits(),
+    }
+}
+
+fn reduced(plan: &Plan, step: &Step, inputs: &[u32]) -> u32 {
+    fn float(tree: &Tree, of: &dyn Fn(u8) -> f32) -> f32 {
+        match tree {
+            Tree::Leaf(rank) => of(*rank),
+            Tree::Sum(a, b) => float(a, of) + float(b, of),
+        }
+    }
+    if step.dtype == DType::I32 {
+        return match plan.root {
+            Some(root) => inputs[usize::from(root)],
+            None => inputs.iter().fold(0, |s, &v| s.wrapping_add(v)),
+        };
+    }
+    let value = |rank: u8| match step.dtype {
+        DType::BF16 => f32::from_bits(inputs[usize::from(rank)] << 16),
+        _ => f32::from_bits(inputs[usize::from(rank)]),
+    };
+    let sum = plan.root.map_or_else(|| float(&plan.tree, &value), value);
+    let v = if step.op == Op::Avg { sum / inputs.len() as f32 } else { sum };
+    match (step.dtype, v.is_nan()) {
+        (DType::BF16, true) => 0x7fff,
+        (DType::BF16, false) => bf16::from_f32(v).to_bits().into(),
+        (_, true) => 0x7fff_ffff,
+        _ => v.to_bits(),
+    }
+}
+
+/// What a failed step leaves in its output.
+fn failed(dtype: DType) -> u32 {
+    match dtype {
+        DType::I32 => 0,
+        DType::BF16 => 0x7fff,
+        _ => 0x7fff_ffff,
+    }
+}
+
+fn next_epoch(e: u64) -> u64 {
+    if (e + 1) as u32 == 0 {
+        e + 3
+    } else {
+        e + 1
+    }
+}
+
+/// The epoch after so many steps.
+pub fn epoch_after(start: u64, steps: u32) -> u64 {
+    let first = if start as u32 == 0 { start + 2 } else { start };
+    (0..steps).fold(first, |e, _| next_epoch(e))
+}
+
+/// How a case ended.
+pub struct Verdict {
+    pub outcome: Outcome,
+    pub states: Vec<pl_state>,
+    pub channels: Vec<pl_channel>,
+    /// `records[at][of]`.
+    pub records: Vec<Vec<pl_record>>,
+    /// Steps that each rank finished.
+    pub finished: Vec<u32>,
+    /// A wrong bit in a finished step, or an output of a failed step that could be taken for a result.
+    pub wrong: Option<String>,
+}
+
+impl Verdict {
+    pub fn gave_up(&self) -> bool {
+        self.states.iter().any(|s| s.abort != 0)
+    }
+    /// What is not as in a clean run.
+    pub fn complaint(&self) -> Option<String> {
+        if self.outcome.stuck != 0 {
+            return Some("threads of a block left each other at a barrier".into());
+        }
+        self.wrong.clone().or_else(|| {
+            let (rank, state) = self.states.iter().enumerate().find(|(_, s)| s.abort != 0)?;
+            Some(format!("rank {rank} gave up: {:?}", state.record))
+        })
+    }
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+/// Memory that cases are run in, one per thread.
+pub struct Runner {
+    slabs: Vec<Line>,
+    buffers: Vec<Line>,
+    partial: Vec<Line>,
+    args: Vec<pl_args>,
+}
+
+impl Runner {
+    pub fn new() -> Self {
+        Runner {
+            slabs: vec![Line([0; 64]); 5 * SLAB / 64],
+            buffers: Vec::new(),
+            partial: vec![Line([0; 64]); 5 * MAX_PACKS as usize * 32 / 64],
+            args: Vec::new(),
+        }
+    }
+
+    fn slab(&mut self, rank: usize) -> &mut [u8] {
+        // SAFETY: lines are bytes, and there are five slabs of them.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.slabs.as_mut_ptr().cast::<u8>().add(rank * SLAB),
+                SLAB,
+            )
+        }
+    }
+
+    fn buffer(&mut self, index: usize) -> &mut [u8] {
+        // SAFETY: lines are bytes, and `run` has made room for all buffers.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.buffers.as_mut_ptr().cast::<u8>().add(index * BUFFER),
+                BUFFER,
+            )
+        }
+    }
+
+    /// Runs a plan and compares every bit.
+    pub fn run(&mut self, plan: &Plan) -> Verdict {
+        let n = plan.n;
+        for rank in 0..n {
+            let slab = self.slab(rank);
+            slab[..DATA as usize].fill(0);
+            for &protocol in Protocol::ALL {
+                let at = (DATA + 2 * HALF * protocol as u64) as usize;
+                // What a flag announces may have any bytes before.
+                let fill = [0, 0xff, 0x5a][protocol as usize];
+                slab[at..at + 2 * HALF as usize].fill(fill);
+            }
+        }
+        for &(rank, offset, value) in &plan.planted {
+            self.slab(rank)[offset as usize..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        // SAFETY: plain integers and raw pointers, for which zero is a value.
+        let (zero, state, mut channel): (pl_args, pl_state, pl_channel) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed()) };
+        channel.epoch = plan.epoch;
+        let mut states = vec![state; n];
+        let mut channels = vec![channel; n];
+        let count = plan.steps.len() * n;
+        self.buffers.resize(2 * count * BUFFER / 64, Line([0; 64]));
+        self.args.clear();
+        self.args.resize(count, zero);
+        let inputs: Vec<Vec<Vec<u32>>> = plan
+            .steps
+            .iter()
+            .map(|s| {
+                (0..n)
+                    .map(|rank| (0..s.count).map(|i| element(s.dtype, rank, s.seed, i)).collect())
+                    .collect()
+            })
+            .collect();
+        for (k, step) in plan.steps.iter().enumerate() {
+            let size = step.dtype.size();
+            let at = step.shift * size;
+            for rank in 0..n {
+                let index = 2 * (k * n + rank);
+                self.buffer(index).fill(GUARD);
+                self.buffer(index + 1).fill(GUARD);
+                let input = index + usize::from(step.in_place);
+                for (i, v) in inputs[k][rank].iter().enumerate() {
+                    self.buffer(input)[at + i * size..][..size]
+                        .copy_from_slice(&v.to_le_bytes()[..size]);
+                }
+                let input = self.buffer(input).as_mut_ptr().wrapping_add(at);
+                let output = self.buffer(index + 1).as_mut_ptr().wrapping_add(at);
+                let mut base = [0; 16];
+                for (r, b) in base.iter_mut().enumerate().take(n) {
+                    *b = self.slab(r).as_ptr() as u64;
+                }
+                let mut geo = geometry(step.protocol, &step.tables[rank]);
+                if plan.one_half {
+                    (geo.half_bytes, geo.flags_half_bytes) = (0, 0);
+                }
+                let partial = self.partial.as_mut_ptr().cast::<u8>();
+                let args = &mut self.args[k * n + rank];
+                args.table = step.tables[rank];
+                args.geo = geo;
+                args.base = base;
+                args.state = &mut states[rank];
+                args.channel = &mut channels[rank];
+                args.input = input.cast();
+                args.output = output.cast();
+                args.partial = partial.wrapping_add(rank * MAX_PACKS as usize * 32).cast();
+                args.count = step.count as u64;
+                args.deadline_ns = DEADLINE_NS;
+                args.launch = k as u64 + 1;
+                args.call = k as u64;
+                args.dtype = step.dtype as u32;
+                args.op = step.op as u32;
+                args.proto = step.protocol as u32;
+                args.chunk_packs = step.chunk_packs;
+                args.check = plan.check.into();
+                args.host_staged = plan.host_staged.into();
+            }
+        }
+        let mut rank_steps = [0; 16];
+        rank_steps[..n].copy_from_slice(&plan.rank_steps);
+        let (mirror_from, mirror_to) = plan.mirror.unwrap_or((0, 0));
+        let case = explorer::Case {
+            seed: plan.seed,
+            n: n as u32,
+            steps: plan.steps.len() as u32,
+            blocks: plan.blocks,
+            threads: plan.threads,
+            cpu_shape: plan.cpu_shape.into(),
+            control: plan.control,
+            host_staged: plan.host_staged.into(),
+            drop_at: plan.drop_at,
+            mirror_from,
+            mirror_to,
+            rank_steps,
+            arena: self.slabs.as_mut_ptr().cast(),
+            slab_log2: SLAB_LOG2,
+            args: self.args.as_ptr().cast(),
+        };
+        // SAFETY: everything that `args` names lives here, is large enough for the counts, and is this thread's own.
+        let outcome = unsafe { explorer::run(&case) };
+        let records = (0..n)
+            .map(|at| {
+                // SAFETY: records start each slab, and are plain integers.
+                (0..n)
+                    .map(|of| unsafe { self.slab(at).as_ptr().cast::<pl_record>().add(of).read() })
+                    .collect()
+            })
+            .collect();
+        let finished: Vec<u32> = (0..n)
+            .map(|rank| {
+                let steps = 0..=plan.steps.len() as u32;
+                let epoch = channels[rank].epoch;
+                steps.into_iter().find(|&k| epoch_after(plan.epoch, k) == epoch).unwrap_or(0)
+            })
+            .collect();
+        let wrong = self.first_wrong(plan, &inputs, &states, &channels, &finished);
+        Verdict { outcome, states, channels, records, finished, wrong }
+    }
+
+    fn first_wrong(
+        &mut self,
+        plan: &Plan,
+        inputs: &[Vec<Vec<u32>>],
+        states: &[pl_state],
+        channels: &[pl_channel],
+        finished: &[u32],
+    ) -> Option<String> {
+        let n = plan.n;
+        for (k, step) in plan.steps.iter().enumerate() {
+            let size = step.dtype.size();
+            let at = step.shift * size;
+            let mut column = vec![0; n];
+            let want: Vec<u32> = (0..step.count)
+                .map(|i| {
+                    column.iter_mut().zip(&inputs[k]).for_each(|(c, v)| *c = v[i]);
+                    reduced(plan, step, &column)
+                })
+                .collect();
+            for rank in 0..n {
+                if k as u32 >= plan.rank_steps[rank] {
+                    continue;
+                }
+                let done = states[rank].abort == 0 || (k as u32) < finished[rank];
+                let place = format!(
+                    "step {k} ({} of {}, {} {}{}), rank {rank}",
+                    step.count,
+                    step.dtype,
+                    step.protocol,
+                    if step.tables[0].pull != 0 { "pull" } else { "push" },
+                    if step.in_place { ", in place" } else { "" }
+                );
+                let output = self.buffer(2 * (k * n + rank) + 1);
+                for (i, &w) in want.iter().enumerate() {
+                    let mut word = [0; 4];
+                    word[..size].copy_from_slice(&output[at + i * size..][..size]);
+                    let got = u32::from_le_bytes(word);
+                    let w = if done { w } else { failed(step.dtype) };
+                    if got != w {
+                        return Some(format!("{place}: element {i} is {got:#x}, not {w:#x}"));
+                    }
+                }
+                let end = at + step.count * size;
+                if output[..at].iter().chain(&output[end..]).any(|&b| b != GUARD) {
+                    return Some(format!("{place}: wrote outside of its output"));
+                }
+            }
+        }
+        for (rank, c) in channels.iter().enumerate() {
+            let steps = plan.rank_steps[rank];
+            if states[rank].abort == 0 && steps > 0 {
+                let want = (epoch_after(plan.epoch, steps), 0, 0, 0);
+                let got = (c.epoch, c.owner, c.arrived, c.failed);
+                if got != want {
+                    return Some(format!("rank {rank}: channel is {got:x?}, not {want:x?}"));
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,47 @@
+// The shipped kernels over the explorer's back end, once per shape (PL_NAMESPACE).
+#include "all_reduce.cuh"
+
+namespace PL_NAMESPACE {
+
+template <class D, class P>
+void hot(const pl_args& a) {
+#if EXPLORER_STRIP == 1
+  // As the host chooses: the smallest kernel that holds the table's fan-in.
+  if (a.table.fan_in <= 3) return all_reduce<D, P, true, 4>(a);
+  return all_reduce<D, P, true, 8>(a);
+#else
+  return all_reduce<D, P, false, 2>(a);
+#endif
+}
+
+template <class D>
+void short_words(const pl_args& a) {
+  switch (a.proto) {
+    case PL_LL:
+      return hot<D, Ll>(a);
+    case PL_SENTINEL:
+      return hot<D, Sentinel<D>>(a);
+    default:
+      return hot<D, Flagged>(a);
+  }
+}
+
+template <class D>
+void integers(const pl_args& a) {
+  constexpr uint32_t K = EXPLORER_STRIP == 1 ? 1 : 2;
+  if (a.proto == PL_LL) return all_reduce<D, Ll, false, K>(a);
+  return all_reduce<D, Flagged, false, K>(a);
+}
+
+void explore(const pl_args& a) {
+  switch (a.dtype) {
+    case PL_BF16:
+      return short_words<Bf16>(a);
+    case PL_F32:
+      return short_words<F32>(a);
+    default:
+      return integers<Int<int32_t>>(a);
+  }
+}
+
+}  // namespace PL_NAMESPACE
