@@ -302,6 +302,7 @@ pub struct pl_args {
     pub deadline_ns: u64,
     pub launch: u64,
     pub call: u64,
+    pub signature: u64,
     pub dtype: u32,
     pub op: u32,
     pub proto: u32,
@@ -313,7 +314,7 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2464usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2472usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
     ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
@@ -328,14 +329,15 @@ const _: () = {
         [::std::mem::offset_of!(pl_args, deadline_ns) - 2408usize];
     ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2416usize];
     ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2424usize];
-    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2432usize];
-    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2436usize];
-    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2440usize];
-    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2444usize];
+    ["Offset of field: pl_args::signature"][::std::mem::offset_of!(pl_args, signature) - 2432usize];
+    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2440usize];
+    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2444usize];
+    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2448usize];
+    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2452usize];
     ["Offset of field: pl_args::chunk_packs"]
-        [::std::mem::offset_of!(pl_args, chunk_packs) - 2448usize];
-    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2452usize];
-    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2456usize];
+        [::std::mem::offset_of!(pl_args, chunk_packs) - 2456usize];
+    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2460usize];
+    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2464usize];
     ["Offset of field: pl_args::host_staged"]
-        [::std::mem::offset_of!(pl_args, host_staged) - 2460usize];
+        [::std::mem::offset_of!(pl_args, host_staged) - 2468usize];
 };
