@@ -55,27 +55,51 @@ fn host_kernels() {
 }
 
 fn gpu_kernels(out: &Path) -> Result<(), String> {
-    for name in ["NVCC", "CUDA_HOME", "CUDA_PATH"] {
+    for name in ["NVCC", "CUDA_HOME", "CUDA_PATH", "PEERLANE_FATBIN", "PEERLANE_GPU_ARCHS"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     let fatbin = out.join("kernels.fatbin");
+    // A fatbin of this very source, made before: nvcc takes minutes, and several profiles need not pay for it each.
+    if let Some(made) = env::var_os("PEERLANE_FATBIN").filter(|path| !path.is_empty()) {
+        println!("cargo:rerun-if-changed={}", Path::new(&made).display());
+        println!("cargo:rustc-env=PEERLANE_NVCC_VERSION=0.0");
+        let copied = fs::copy(&made, &fatbin);
+        return copied
+            .map(drop)
+            .map_err(|e| format!("PEERLANE_FATBIN={}: {e}", Path::new(&made).display()));
+    }
     let Some(nvcc) = find_nvcc() else {
         println!(
             "cargo:warning=no nvcc found (NVCC, CUDA_HOME, CUDA_PATH, .venv, /usr/local/cuda, PATH): \
              building without GPU kernels; `pip install -r cuda/requirements.txt` into .venv provides it"
         );
+        println!("cargo:rustc-env=PEERLANE_NVCC_VERSION=0.0");
         return fs::write(&fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()));
     };
+    println!("cargo:rustc-env=PEERLANE_NVCC_VERSION={}", version_of(&nvcc)?);
     let mut command = Command::new(&nvcc);
     command.args(["-fatbin", "-std=c++17", "-O3", "--threads", "0"]);
     // A fifth of the size; any driver that can load a 13.x cubin can unpack it.
     command.arg("-compress-mode=size");
     // The numerics of the CPU kernels: no contraction, no flush to zero, IEEE division.
     command.args(["-fmad=false", "-ftz=false", "-prec-div=true"]);
-    for arch in GPU_ARCHITECTURES {
+    // For a quick build: machine code for the GPUs at hand alone.
+    let named = env::var("PEERLANE_GPU_ARCHS").unwrap_or_default();
+    let architectures: Vec<&str> =
+        match named.split(',').filter(|a| !a.is_empty()).collect::<Vec<_>>() {
+            all if all.is_empty() => GPU_ARCHITECTURES.to_vec(),
+            some => some,
+        };
+    if let Some(unknown) = architectures.iter().find(|a| !GPU_ARCHITECTURES.contains(a)) {
+        return Err(format!(
+            "PEERLANE_GPU_ARCHS: {unknown} is none of {}",
+            GPU_ARCHITECTURES.join(",")
+        ));
+    }
+    for arch in &architectures {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
     }
-    let newest = GPU_ARCHITECTURES[GPU_ARCHITECTURES.len() - 1];
+    let newest = architectures[architectures.len() - 1];
     command.arg(format!("-gencode=arch=compute_{newest},code=compute_{newest}"));
     command.arg("-o").arg(&fatbin).arg("cuda/kernels.cu");
     match command.status() {
@@ -83,6 +107,15 @@ fn gpu_kernels(out: &Path) -> Result<(), String> {
         Ok(status) => Err(format!("{} failed: {status}", nvcc.display())),
         Err(error) => Err(format!("{}: {error}", nvcc.display())),
     }
+}
+
+/// `13.0`, from the line that ends in `release 13.0, V13.0.88`.
+fn version_of(nvcc: &Path) -> Result<String, String> {
+    let said = Command::new(nvcc).arg("--version").output();
+    let said = said.map_err(|e| format!("{} --version: {e}", nvcc.display()))?;
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let version = text.split("release ").nth(1).and_then(|rest| rest.split(',').next());
+    version.map(str::to_owned).ok_or_else(|| format!("{} --version said: {text}", nvcc.display()))
 }
 
 fn find_nvcc() -> Option<PathBuf> {

@@ -57,7 +57,8 @@ enum pl_reason {
   PL_REASON_ABORTED = 3,    /* somebody called abort */
   PL_REASON_CONCURRENT = 4, /* two launches met on one channel */
   PL_REASON_MISMATCH = 5,   /* ranks made different calls (PEERLANE_CHECK) */
-  PL_REASON_CLOSED = 6      /* replayed after destroy */
+  PL_REASON_CLOSED = 6,     /* replayed after destroy */
+  PL_REASON_LEFT = 7        /* a rank that the step needs has destroyed its communicator before it */
 };
 
 /* Push `piece` of `src` to `peer`. `slot`: where it arrives there (its flag, and for push its data). `data`: the data
@@ -121,6 +122,16 @@ typedef struct {
   pl_record record; /* the first reason, by whoever set `abort` */
 } pl_state;
 
+/* One per channel, in host memory that the device maps: what host and kernels tell each other without a call of the
+ * driver, which could queue behind the very kernel that it is meant to end. NULL on the CPU device, where pl_state is
+ * host memory. */
+typedef struct {
+  uint32_t abort;   /* as in pl_state, by the host; a wait looks at it now and then */
+  uint32_t leaver;  /* the rank behind `left` */
+  uint64_t left;    /* by the host: the first step that a rank which has left did not finish; 0: nobody has left */
+  pl_record record; /* a copy of pl_state.record, by the kernel of this channel that set `abort` there */
+} pl_report;
+
 /* One per channel, in the rank's own memory, never in the slab (which may be host memory). */
 typedef struct {
   uint64_t epoch;   /* of the next step; the last block of a step advances it */
@@ -148,9 +159,11 @@ typedef struct {
 typedef struct {
   pl_table table;
   pl_geometry geo;
-  uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here */
+  uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here; 0: not mapped, the schedule has no edge
+                                  there */
   pl_state* state;
   pl_channel* channel;
+  pl_report* report;
   const void* input;
   void* output;
   void* partial;  /* own scratch: accumulator values of the whole tile, addressed by pack */

@@ -30,7 +30,7 @@ PL_FN bool exchange_calls(Step& s) {
   const uint64_t path = uint64_t(s.a.algo) | uint64_t(s.a.proto) << 32;
   PL_ROLL
   for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
-    if (p == t.rank) continue;
+    if (p == t.rank || s.a.base[p] == 0) continue;
     pl_call* c = call_slot(s, p, t.rank);
     dev::post_64(&c->count, s.a.count);
     dev::post_64(&c->dtype, types);
@@ -40,7 +40,7 @@ PL_FN bool exchange_calls(Step& s) {
   }
   PL_ROLL
   for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
-    if (p == t.rank) continue;
+    if (p == t.rank || s.a.base[p] == 0) continue;
     const pl_call* c = call_slot(s, t.rank, p);
     if (!await(
             s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))

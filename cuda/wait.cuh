@@ -19,7 +19,11 @@ constexpr uint32_t POLLS_BEFORE_YIELD = 1000;
 // calls is then not known.
 constexpr uint32_t DIFFERS_SIGNATURE = 64;
 
-enum class Look { KeepWaiting, Stop, Expired };
+// The host's word lies in host memory: a load of it crosses the link, so it is looked at more rarely still, every few
+// milliseconds.
+constexpr uint32_t LOOKS_PER_HOST_LOOK = 16;
+
+enum class Look { KeepWaiting, Stop, Expired, Left };
 
 PL_FN char* record_slot(const Step& s, uint32_t at, uint32_t of) {
   return slab(s, at) + s.a.geo.records + of * sizeof(pl_record);
@@ -54,8 +58,32 @@ PL_FN uint32_t who_gave_up(const Step& s) {
   return t.n;
 }
 
-PL_FN Look look(const Step& s, uint64_t& start) {
+// Writes the sticky state, once: the first reason stays. The claim of `abort` decides among threads, blocks and the
+// host; whoever reads `abort` first may have to wait a moment for `record.valid`.
+PL_FN bool claim_state(const Step& s, uint32_t reason) {
+  return dev::claim(&s.a.state->abort, reason) == PL_REASON_NONE;
+}
+
+// What the host has to say, where it cannot write into the rank's memory itself while kernels run.
+PL_FN Look host_look(const Step& s) {
+  pl_report* report = s.a.report;
+  const uint32_t reason = dev::local_load32(&report->abort);
+  if (reason != PL_REASON_NONE) {
+    claim_state(s, reason);
+    return Look::Stop;
+  }
+  // A rank that left had finished every step before `left`, so what those need of it is on its way; later ones wait for
+  // words that nobody will send.
+  const uint64_t left = dev::flag_acquire(&report->left);
+  return left != 0 && s.epoch >= left ? Look::Left : Look::KeepWaiting;
+}
+
+PL_FN Look look(const Step& s, uint64_t& start, uint32_t spins) {
   if (dev::local_load32(&s.a.state->abort) != PL_REASON_NONE) return Look::Stop;
+  if (s.a.report != nullptr && spins % (POLLS_PER_LOOK * LOOKS_PER_HOST_LOOK) == 0) {
+    const Look said = host_look(s);
+    if (said != Look::KeepWaiting) return said;
+  }
   if (who_gave_up(s) < s.a.table.n) return Look::Stop;
   const uint64_t now = dev::now_ns();
   if (start == 0) {
@@ -81,19 +109,16 @@ PL_FN bool await(Step& s, Poll poll, Peer peer) {
     if (seen != Look::KeepWaiting) break;
     const bool yield = dev::HOST && (s.a.yield || spins > POLLS_BEFORE_YIELD);
     dev::pause(yield);
-    if (spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0) seen = look(s, start);
+    if (spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0) seen = look(s, start, spins);
   }
   if (seen == Look::Expired) {
     s.reason = PL_REASON_DEADLINE;
     s.peer = peer();
+  } else if (seen == Look::Left) {
+    s.reason = PL_REASON_LEFT;
+    s.peer = dev::local_load32(&s.a.report->leaver);
   }
   return false;
-}
-
-// Writes the sticky state, once: the first reason stays. The claim of `abort` decides among threads, blocks and the
-// host; whoever reads `abort` first may have to wait a moment for `record.valid`.
-PL_FN bool claim_state(const Step& s, uint32_t reason) {
-  return dev::claim(&s.a.state->abort, reason) == PL_REASON_NONE;
 }
 
 // This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it
@@ -105,10 +130,14 @@ PL_FN void give_up(Step& s) {
     if (p == t.n) return;  // this rank's abort word was set already
     const char* from = record_slot(s, t.rank, p);
     if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
-    char* to = reinterpret_cast<char*>(&s.a.state->record);
     PL_ROLL
-    for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
-    dev::flag_release(to + 8 * RECORD_WORDS, 1);
+    for (uint32_t k = 0; k < 2; ++k) {
+      char* to = reinterpret_cast<char*>(k == 0 ? &s.a.state->record : &s.a.report->record);
+      if (k == 1 && s.a.report == nullptr) break;
+      PL_ROLL
+      for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
+      dev::flag_release(to + 8 * RECORD_WORDS, 1);
+    }
     return;
   }
   if (!claim_state(s, s.reason)) return;
@@ -132,9 +161,11 @@ PL_FN void give_up(Step& s) {
   // Element sizes by number of the type, a hex digit each: an array would be copied to the stack of every thread.
   r.bytes = s.a.count * ((0x2842884411ull >> (4 * s.a.dtype)) & 15);
   PL_ROLL
-  for (uint32_t p = 0; p <= t.n; ++p) {  // the last round is the rank's own state
-    if (p == t.rank) continue;
-    char* to = p < t.n ? record_slot(s, p, t.rank) : reinterpret_cast<char*>(&s.a.state->record);
+  for (uint32_t p = 0; p < t.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
+    if (p == t.rank || (p < t.n && s.a.base[p] == 0) || (p > t.n && s.a.report == nullptr)) continue;
+    char* to = p < t.n    ? record_slot(s, p, t.rank)
+               : p == t.n ? reinterpret_cast<char*>(&s.a.state->record)
+                          : reinterpret_cast<char*>(&s.a.report->record);
     PL_ROLL
     for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.

@@ -105,6 +105,17 @@ typedef enum { PEERLANE_LL = 0, PEERLANE_SENTINEL = 1, PEERLANE_FLAGGED = 2 } pe
 
 typedef enum { PEERLANE_PUSH = 0, PEERLANE_PULL = 1 } peerlane_direction;
 
+typedef enum { PEERLANE_CPU = 0, PEERLANE_CUDA = 1 } peerlane_device;
+
+/* How ranks on GPUs reach each other's slabs: device memory as file descriptors (VMM) or CUDA IPC handles, or pinned
+ * host memory where there is no peer access. AUTO takes the first that works on all ranks. */
+typedef enum {
+  PEERLANE_LANE_AUTO = 0,
+  PEERLANE_LANE_VMM = 1,
+  PEERLANE_LANE_IPC = 2,
+  PEERLANE_LANE_HOST = 3
+} peerlane_lane;
+
 /* One rank's end of a communicator. */
 typedef struct peerlane_comm* peerlane_comm_t;
 
@@ -117,9 +128,9 @@ typedef struct {
   unsigned char bytes[PEERLANE_UNIQUE_ID_BYTES];
 } peerlane_unique_id;
 
-/* How a communicator is made. All ranks must say the same, except for deadlines and `run_dir`; creation checks that. A
- * field that is left as `peerlane_config_init` set it takes the value of the environment variable beside it, or else
- * the default. */
+/* How a communicator is made. All ranks must say the same, except for deadlines, `device_ordinal` and `run_dir`;
+ * creation checks that. A field that is left as `peerlane_config_init` set it takes the value of the environment
+ * variable beside it, or else the default. */
 typedef struct {
   size_t size;                   /* bytes of this struct; set by peerlane_config_init */
   const char* islands;           /* ranks of each island, such as "0-3,4-7"; NULL: PEERLANE_ISLANDS, or one island */
@@ -132,6 +143,11 @@ typedef struct {
   int32_t check;       /* 1: compare what the ranks call before every step; 0: do not; -1: PEERLANE_CHECK, or 0 */
   const char* run_dir; /* where the ranks of peerlane_comm_create_local meet; NULL: PEERLANE_RUN_DIR, or the user's run
                           directory. An id names the directory of the process that made it. */
+  int32_t device;      /* a peerlane_device: where this rank runs; -1: PEERLANE_DEVICE, or the CPU */
+  int32_t device_ordinal; /* with `device` CUDA: the GPU's number in this process; -1: that of the current context, or
+                             else the first */
+  int32_t lane;           /* a peerlane_lane; -1: PEERLANE_LANE, or AUTO */
+  int32_t reserved;       /* 0 */
 } peerlane_config;
 
 /* What a communicator did so far. */
@@ -224,9 +240,23 @@ peerlane_status peerlane_comm_explain(peerlane_comm_t comm, size_t bytes, peerla
  * On the CPU device naming a stream does not make the call return early: where the stream is idle it runs on the
  * caller's thread and may block until all ranks have called, so a thread that drives several ranks needs a group. Only
  * a call that finds its stream busy is queued. A stream named in a group must live until the group's end and must not
- * be shared by two ranks of one communicator: the one's work would wait for the other's behind it. */
+ * be shared by two ranks of one communicator: the one's work would wait for the other's behind it.
+ *
+ * `stream` is a peerlane_stream_t for ranks of the CPU. For ranks on GPUs the buffers are device memory and `stream` is
+ * a CUstream or cudaStream_t, NULL being the legacy default stream: the call launches its kernels there, or records
+ * them where the stream is being captured, and returns. Ranks of one process that share a GPU need a stream each. A
+ * graph that captured a call may be replayed after the communicator is destroyed: it then only fills its output with
+ * NaN or zero. */
 peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, void* output, size_t count,
-                                    peerlane_dtype dtype, peerlane_op op, peerlane_stream_t stream);
+                                    peerlane_dtype dtype, peerlane_op op, void* stream);
+
+/* The same on a channel: ranks on GPUs have channels 0 to 3, and each carries one all-reduce at a time. Left to the
+ * library
+ * (-1), eager calls use channel 0, in the order in which they are made, and captured calls channel 1. Graphs whose
+ * replays may overlap need channels of their own, the same on all ranks; two all-reduces that meet on one are
+ * PEERLANE_ERROR_CONCURRENT on all ranks. Ranks of the CPU have channel 0. */
+peerlane_status peerlane_all_reduce_channel(peerlane_comm_t comm, const void* input, void* output, size_t count,
+                                            peerlane_dtype dtype, peerlane_op op, void* stream, int channel);
 
 /* ---- groups ---- */
 

@@ -1,7 +1,7 @@
 //! Every `PEERLANE_*` variable, in one struct. Nothing else in the library reads the environment.
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, Direction, Protocol};
+use crate::types::{Algorithm, Device, Direction, Lane, Protocol};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -27,6 +27,13 @@ pub struct Env {
     pub direction: Option<Direction>,
     /// `PEERLANE_CHECK`: `1` compares what the ranks call before every step and fails with the difference.
     pub check: Option<bool>,
+    /// `PEERLANE_DEVICE`: `cpu` (default), `cuda` (the GPU of the current context, else the first) or `cuda:N`.
+    pub device: Option<Device>,
+    /// `PEERLANE_LANE`: `auto` (default), `vmm`, `ipc` or `host`; how GPUs reach each other's slabs.
+    pub lane: Option<Lane>,
+    /// `PEERLANE_KERNELS`: a fatbin to load in place of the one that is built in, as `nvcc -fatbin cuda/kernels.cu` makes it
+    /// from the same source: for a GPU newer than the build, or a build without nvcc.
+    pub kernels: Option<PathBuf>,
     /// `PEERLANE_RUN_DIR`: where rendezvous sockets live; default `$XDG_RUNTIME_DIR/peerlane`, else `/tmp/peerlane-UID`.
     pub run_dir: Option<PathBuf>,
     /// `XDG_RUNTIME_DIR`, the default parent of the run directory.
@@ -63,6 +70,9 @@ impl Env {
                 "1" => Ok(true),
                 _ => Err("is neither 0 nor 1".to_owned()),
             })?,
+            device: parsed("PEERLANE_DEVICE", text("PEERLANE_DEVICE"), from_str)?,
+            lane: parsed("PEERLANE_LANE", text("PEERLANE_LANE"), from_str)?,
+            kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
             run_dir: text("PEERLANE_RUN_DIR").map(PathBuf::from),
             xdg_runtime_dir: text("XDG_RUNTIME_DIR").map(PathBuf::from),
         })
@@ -143,6 +153,9 @@ mod tests {
             ("PEERLANE_DEADLINE", "-1"),
             ("PEERLANE_DEADLINE", "nan"),
             ("PEERLANE_ALGO", "ring"),
+            ("PEERLANE_DEVICE", "cuda:-1"),
+            ("PEERLANE_DEVICE", "gpu"),
+            ("PEERLANE_LANE", "nvlink"),
             ("PEERLANE_CHECK", "yes"),
             ("PEERLANE_LOG", "loud"),
         ] {

@@ -50,6 +50,7 @@ pub const PL_REASON_ABORTED: pl_reason = 3;
 pub const PL_REASON_CONCURRENT: pl_reason = 4;
 pub const PL_REASON_MISMATCH: pl_reason = 5;
 pub const PL_REASON_CLOSED: pl_reason = 6;
+pub const PL_REASON_LEFT: pl_reason = 7;
 pub type pl_reason = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -234,6 +235,23 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct pl_report {
+    pub abort: u32,
+    pub leaver: u32,
+    pub left: u64,
+    pub record: pl_record,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_report"][::std::mem::size_of::<pl_report>() - 72usize];
+    ["Alignment of pl_report"][::std::mem::align_of::<pl_report>() - 8usize];
+    ["Offset of field: pl_report::abort"][::std::mem::offset_of!(pl_report, abort) - 0usize];
+    ["Offset of field: pl_report::leaver"][::std::mem::offset_of!(pl_report, leaver) - 4usize];
+    ["Offset of field: pl_report::left"][::std::mem::offset_of!(pl_report, left) - 8usize];
+    ["Offset of field: pl_report::record"][::std::mem::offset_of!(pl_report, record) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct pl_channel {
     pub epoch: u64,
     pub owner: u64,
@@ -295,6 +313,7 @@ pub struct pl_args {
     pub base: [u64; 16usize],
     pub state: *mut pl_state,
     pub channel: *mut pl_channel,
+    pub report: *mut pl_report,
     pub input: *const ::std::os::raw::c_void,
     pub output: *mut ::std::os::raw::c_void,
     pub partial: *mut ::std::os::raw::c_void,
@@ -314,30 +333,31 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2472usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2480usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
     ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
     ["Offset of field: pl_args::base"][::std::mem::offset_of!(pl_args, base) - 2232usize];
     ["Offset of field: pl_args::state"][::std::mem::offset_of!(pl_args, state) - 2360usize];
     ["Offset of field: pl_args::channel"][::std::mem::offset_of!(pl_args, channel) - 2368usize];
-    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2376usize];
-    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2384usize];
-    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2392usize];
-    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2400usize];
+    ["Offset of field: pl_args::report"][::std::mem::offset_of!(pl_args, report) - 2376usize];
+    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2384usize];
+    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2392usize];
+    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2400usize];
+    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2408usize];
     ["Offset of field: pl_args::deadline_ns"]
-        [::std::mem::offset_of!(pl_args, deadline_ns) - 2408usize];
-    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2416usize];
-    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2424usize];
-    ["Offset of field: pl_args::signature"][::std::mem::offset_of!(pl_args, signature) - 2432usize];
-    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2440usize];
-    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2444usize];
-    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2448usize];
-    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2452usize];
+        [::std::mem::offset_of!(pl_args, deadline_ns) - 2416usize];
+    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2424usize];
+    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2432usize];
+    ["Offset of field: pl_args::signature"][::std::mem::offset_of!(pl_args, signature) - 2440usize];
+    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2448usize];
+    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2452usize];
+    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2456usize];
+    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2460usize];
     ["Offset of field: pl_args::chunk_packs"]
-        [::std::mem::offset_of!(pl_args, chunk_packs) - 2456usize];
-    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2460usize];
-    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2464usize];
+        [::std::mem::offset_of!(pl_args, chunk_packs) - 2464usize];
+    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2468usize];
+    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2472usize];
     ["Offset of field: pl_args::host_staged"]
-        [::std::mem::offset_of!(pl_args, host_staged) - 2468usize];
+        [::std::mem::offset_of!(pl_args, host_staged) - 2476usize];
 };

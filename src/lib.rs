@@ -28,7 +28,7 @@ mod thread;
 pub mod types;
 
 pub use error::{Error, Result};
-pub use types::{Algorithm, DType, Direction, Op, Protocol};
+pub use types::{Algorithm, DType, Device, Direction, Lane, Op, Protocol};
 
 /// The programs in the README are compiled and run with the documentation's tests.
 #[cfg(doctest)]

@@ -159,6 +159,62 @@ named_enum! {
 }
 
 named_enum! {
+    /// How ranks on GPUs reach each other's slabs.
+    Lane, "lane" {
+        /// The best that all ranks can use: `vmm`, else `ipc`, else `host`.
+        Auto = 0, "auto";
+        /// Device memory shared as file descriptors (CUDA's virtual memory calls).
+        Vmm = 1, "vmm";
+        /// Device memory shared as CUDA IPC handles.
+        Ipc = 2, "ipc";
+        /// Host-staged: pinned host memory of the receiver, for GPUs without peer access.
+        Host = 3, "host";
+    }
+}
+
+/// Where a communicator's ranks run; all ranks name the same kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// Threads and processes of the CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda {
+        /// Its number in this process; `None` is the GPU of the calling thread's current context, or else the first.
+        ordinal: Option<u32>,
+    },
+}
+
+impl std::str::FromStr for Device {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Device::Cpu),
+            None if text == "cuda" => Ok(Device::Cuda { ordinal: None }),
+            Some(("cuda", number)) if number.bytes().all(|b| b.is_ascii_digit()) => match number
+                .parse()
+            {
+                Ok(ordinal) => Ok(Device::Cuda { ordinal: Some(ordinal) }),
+                Err(_) => Err(Error::InvalidArgument(format!("'{number}' is no number of a GPU"))),
+            },
+            _ => Err(Error::InvalidArgument(format!(
+                "'{text}' is no device; known are cpu, cuda, cuda:N"
+            ))),
+        }
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda { ordinal: None } => f.write_str("cuda"),
+            Device::Cuda { ordinal: Some(ordinal) } => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+named_enum! {
     /// Who moves the data.
     Direction, "direction" {
         /// The writer stores into the reader's slab.

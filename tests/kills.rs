@@ -3,7 +3,7 @@
 //!
 //! `PL_TEST_ROUNDS` sets the number of rounds, `PL_TEST_SEED` the seed of the first.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 #[path = "common/ranks.rs"]
 mod ranks;

@@ -266,7 +266,7 @@ mod tests {
             })
             .collect();
         a.send(&Message::Peer { rank: 0, outcome: Ok(()) }, &[files[0].as_fd()], soon()).unwrap();
-        a.send(&Message::Goodbye { step: 7 }, &[], soon()).unwrap();
+        a.send(&Message::Goodbye { steps: [7; 4] }, &[], soon()).unwrap();
         let two = [files[1].as_fd(), files[2].as_fd()];
         a.send(&Message::Peer { rank: 1, outcome: Ok(()) }, &two, soon()).unwrap();
         drop(a);
@@ -280,7 +280,7 @@ mod tests {
                 file.read_exact(&mut byte).unwrap();
                 byte[0]
             });
-            seen.push((message != (Message::Goodbye { step: 7 }), bytes.collect::<Vec<_>>()));
+            seen.push((message != (Message::Goodbye { steps: [7; 4] }), bytes.collect::<Vec<_>>()));
         }
         assert_eq!(seen, [(true, vec![0]), (false, vec![]), (true, vec![1, 2])]);
         assert!(b.is_over());
@@ -324,7 +324,8 @@ mod tests {
     fn writing_to_a_closed_peer_is_an_error_and_no_signal() {
         let (a, b) = links();
         drop(b);
-        let error = a.send(&Message::Goodbye { step: 7 }, &[], soon()).unwrap_err().to_string();
+        let error =
+            a.send(&Message::Goodbye { steps: [7; 4] }, &[], soon()).unwrap_err().to_string();
         assert!(error.contains("Broken pipe"), "{error}");
     }
 

@@ -8,7 +8,7 @@ use super::rendezvous;
 use super::socket::{after, eventfd, explain, notify, readable, wait};
 use super::vote::{pass_on, preside, receive_passed, setup, take_part, Contribution};
 use super::watch::{start, Watch};
-use super::wire::{decode, encode, Message, Process, MAX_CONTRIBUTION, MAX_FDS};
+use super::wire::{decode, encode, Message, Process, Steps, MAX_CONTRIBUTION, MAX_FDS};
 use super::UniqueId;
 use crate::error::{Error, Result};
 use crate::thread::without_signals;
@@ -238,7 +238,7 @@ impl Mesh {
     /// [`Error::RankDied`], or what another rank passed to [`Watch::tell`]. It is not called after this rank's own
     /// [`Watch::tell`] or [`Watch::goodbye`].
     ///
-    /// `on_goodbye` is called on that thread with each rank that says goodbye and the first step it has not finished; what
+    /// `on_goodbye` is called on that thread with each rank that says goodbye and the first steps it has not finished; what
     /// it returns is taken as that rank's error. It must not call the watch.
     ///
     /// # Errors
@@ -246,7 +246,7 @@ impl Mesh {
     pub fn watch(
         mut self,
         on_failure: Box<dyn Fn(Error) + Send>,
-        on_goodbye: Box<dyn Fn(usize, u64) -> Option<Error> + Send>,
+        on_goodbye: Box<dyn Fn(usize, Steps) -> Option<Error> + Send>,
     ) -> Result<Watch> {
         const STAGE: &str = "watch";
         match start(self.rank, on_failure, on_goodbye) {

@@ -32,3 +32,4 @@ pub use mesh::Mesh;
 pub(crate) use unique_id::random;
 pub use unique_id::{UniqueId, UNIQUE_ID_BYTES};
 pub use watch::Watch;
+pub use wire::{Steps, CHANNELS};

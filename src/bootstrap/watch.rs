@@ -7,13 +7,13 @@
 use super::fork::{Fd, Owner};
 use super::mesh::Peer;
 use super::socket::{after, eventfd, explain, notify, readable, wait};
-use super::wire::{encode, Message, Process};
+use super::wire::{encode, Message, Process, Steps, CHANNELS};
 use crate::error::{Error, Result};
 use crate::thread::Background;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// After a rank's end of file, how long its process may take to be gone entirely. Asked only where the process hosts
@@ -23,11 +23,8 @@ const UNTIL_GONE: Duration = Duration::from_millis(200);
 const MAX_MESSAGE: usize = 32 << 10;
 
 type OnFailure = Box<dyn Fn(Error) + Send>;
-/// Says what follows from a rank's goodbye, with the first step that it has not finished.
-type OnGoodbye = Box<dyn Fn(usize, u64) -> Option<Error> + Send>;
-
-/// Of a rank that is still there.
-const PRESENT: u64 = u64::MAX;
+/// Says what follows from a rank's goodbye, with the first steps that it has not finished.
+type OnGoodbye = Box<dyn Fn(usize, Steps) -> Option<Error> + Send>;
 
 /// What the caller's threads and the watching thread share. The lock is held while a death is being looked into
 /// ([`UNTIL_GONE`] at most) and never longer for a peer's sake.
@@ -36,8 +33,8 @@ struct Shared {
     stop: Fd,
     stopping: AtomicBool,
     gone: Vec<AtomicBool>,
-    /// The first step that a rank which said goodbye has not finished, or [`PRESENT`].
-    left_before: Vec<AtomicU64>,
+    /// The first steps that a rank which said goodbye has not finished.
+    left_before: Vec<OnceLock<Steps>>,
     state: Mutex<State>,
 }
 
@@ -126,7 +123,7 @@ impl Starting {
             stop: self.stop,
             stopping: AtomicBool::new(false),
             gone: peers.iter().map(|_| AtomicBool::new(false)).collect(),
-            left_before: peers.iter().map(|_| AtomicU64::new(PRESENT)).collect(),
+            left_before: peers.iter().map(|_| OnceLock::new()).collect(),
             state: Mutex::new(State { left: vec![false; peers.len()], peers, failed: None }),
         });
         // The channel has room and the thread holds its other end, so this cannot fail.
@@ -153,10 +150,12 @@ impl Watch {
         self.shared.is_gone(rank)
     }
 
-    /// The first step that `rank` has not finished, if it has said goodbye.
-    pub fn left_before(&self, rank: usize) -> Option<u64> {
-        let step = self.shared.left_before.get(rank)?.load(Ordering::SeqCst);
-        (step != PRESENT).then_some(step)
+    /// The first steps that `rank` has not finished, if it has said goodbye.
+    pub fn left_before(&self, rank: usize) -> Option<Steps> {
+        // Read after the caller announced a step, while the watching thread writes and then reads what is announced: one of
+        // the two must see the other.
+        fence(Ordering::SeqCst);
+        self.shared.left_before.get(rank)?.get().copied()
     }
 
     /// The first error this rank knows of, whether it came from outside or from [`Watch::tell`].
@@ -164,10 +163,23 @@ impl Watch {
         self.owner.is_current().then(|| self.shared.state().failed.clone()).flatten()
     }
 
-    /// Tells all ranks that this one is done and has finished all steps before `step`, ends the thread and closes the
+    /// Tells all ranks that this one is done and has finished all steps before `steps`, ends the thread and closes the
     /// sockets. Doing it again does nothing.
-    pub fn goodbye(&self, step: u64) {
-        self.end(Some(&Message::Goodbye { step }));
+    pub fn goodbye(&self, steps: Steps) {
+        self.end(Some(&Message::Goodbye { steps }));
+    }
+
+    /// The same, but goes on watching until every rank of `others` is gone too, or `patience` is over: for memory that must
+    /// stay while they may use it.
+    pub fn goodbye_and_wait(&self, steps: Steps, others: &[usize], patience: Duration) {
+        if self.owner.is_current() && !self.shared.stopping.load(Ordering::Acquire) {
+            self.shared.broadcast(&self.shared.state(), &Message::Goodbye { steps });
+            let until = after(patience);
+            while others.iter().any(|&r| !self.gone(r)) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.end(None);
     }
 
     fn end(&self, last_words: Option<&Message>) {
@@ -190,7 +202,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.owner.is_current() {
-            let goodbye = Message::Goodbye { step: 0 };
+            let goodbye = Message::Goodbye { steps: [0; CHANNELS] };
             self.end((!std::thread::panicking()).then_some(&goodbye));
         }
     }
@@ -262,9 +274,10 @@ impl Watcher<'_> {
             let left = loop {
                 match peer.link.next(MAX_MESSAGE) {
                     Ok(None) => break false,
-                    Ok(Some((Message::Goodbye { step }, _))) => {
-                        self.shared.left_before[rank].store(step, Ordering::SeqCst);
-                        left_now.push((rank, step));
+                    Ok(Some((Message::Goodbye { steps }, _))) => {
+                        let _ = self.shared.left_before[rank].set(steps);
+                        fence(Ordering::SeqCst);
+                        left_now.push((rank, steps));
                         break true;
                     }
                     Ok(Some((Message::Failed(error), _))) => said = said.or(Some(error)),
@@ -287,7 +300,7 @@ impl Watcher<'_> {
                 self.shared.gone[rank].store(true, Ordering::Release);
             }
         }
-        let missed = left_now.into_iter().find_map(|(rank, step)| (self.on_goodbye)(rank, step));
+        let missed = left_now.into_iter().find_map(|(rank, steps)| (self.on_goodbye)(rank, steps));
         let error = said.or(missed).or_else(|| {
             dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })
         })?;
@@ -351,10 +364,10 @@ mod tests {
 
     #[test]
     fn a_goodbye_that_came_with_the_last_words_of_set_up_is_seen() {
-        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { step: 7 }]);
+        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { steps: [7; CHANNELS] }]);
         drop(theirs);
         let begun = Instant::now();
-        while watch.left_before(0) != Some(7) {
+        while watch.left_before(0) != Some([7; CHANNELS]) {
             assert!(begun.elapsed() < SOON);
             std::thread::yield_now();
         }

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
 /// Raised whenever a message changes its form.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 /// Most bytes that one rank may contribute to a stage.
 pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
 /// Most bytes of a body: a verdict with 16 full contributions.
@@ -21,6 +21,11 @@ pub(super) const MAX_HELLO: usize = 4 << 10;
 /// Most descriptors of a frame (the system's limit is 253).
 pub(super) const MAX_FDS: usize = 64;
 pub(super) const HEADER: usize = 8;
+
+/// Most channels of a communicator.
+pub const CHANNELS: usize = 4;
+/// A step per channel: the first that a rank has not finished.
+pub type Steps = [u64; CHANNELS];
 
 const MAGIC: [u8; 8] = *b"pl-rdv\r\n";
 
@@ -122,8 +127,9 @@ pub(super) enum Message {
     Verdict { stage: String, outcome: Result<Vec<Vec<u8>>> },
     /// From rank 0 after a verdict, with the descriptors that rank `from` contributed.
     Handles { from: u32, outcome: Result<()> },
-    /// The rank is done and has finished all steps before `step`; an end of file after this is no death.
-    Goodbye { step: u64 },
+    /// The rank is done and has finished, on each channel, all steps before the one named; an end of file after this is no
+    /// death.
+    Goodbye { steps: Steps },
     /// The communicator has failed.
     Failed(Error),
 }
@@ -176,8 +182,8 @@ mod tests {
 
     #[test]
     fn bytes_after_a_message_are_refused() {
-        let mut body = Message::Goodbye { step: 7 }.encode().unwrap();
-        assert_eq!(Message::decode(&body).unwrap(), Message::Goodbye { step: 7 });
+        let mut body = Message::Goodbye { steps: [7; CHANNELS] }.encode().unwrap();
+        assert_eq!(Message::decode(&body).unwrap(), Message::Goodbye { steps: [7; CHANNELS] });
         body.push(0);
         assert!(Message::decode(&body).unwrap_err().to_string().contains("1 bytes"));
     }

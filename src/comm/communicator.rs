@@ -2,29 +2,23 @@
 
 use super::call::Call;
 use super::config::{Agreed, Config};
+use super::engine::{self, CpuEngine, Engine, Queue, Submission, IDLE};
 use super::fault::Fault;
 use super::group;
-use super::host::{armed_slab, HostRank};
-use super::order::{Admission, Order};
+use super::order::Admission;
 use super::plans::Plans;
-use super::selftest;
 use super::stats::{Counters, Stats};
-use crate::bootstrap::{Mesh, Owner, UniqueId, Watch, UNIQUE_ID_BYTES};
+use crate::bootstrap::{Mesh, Owner, UniqueId, Watch, CHANNELS, UNIQUE_ID_BYTES};
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lane::{Layout, Mapping};
 use crate::log::log;
+use crate::plan::DeviceKind;
 use crate::schedule;
 use crate::types::{DType, Op, MAX_RANKS};
 use std::ffi::c_void;
-use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// Channels of a CPU communicator: there is no capture, so all calls are eager and use channel 0.
-const CPU_CHANNELS: usize = 1;
+use std::sync::{Arc, OnceLock, PoisonError};
 
 /// One rank's end of a group of ranks that reduce together. `Send` and `Sync`: calls from several threads are ordered as
 /// they come in.
@@ -37,41 +31,11 @@ pub(super) struct Inner {
     size: usize,
     plans: Plans,
     counters: Counters,
-    order: Order,
-    /// Runs calls that name no stream.
-    own_stream: Stream,
-    /// Held by the call whose turn it is.
-    host: Mutex<HostRank>,
-    /// The step that is running, or [`IDLE`].
-    in_flight: Arc<AtomicU64>,
+    engine: Engine,
     fault: Arc<Fault>,
     watch: Watch,
     id: [u8; UNIQUE_ID_BYTES],
     owner: Owner,
-}
-
-/// No step has this number: epochs start at 1.
-const IDLE: u64 = 0;
-
-/// A call on its way.
-pub(super) enum Submission {
-    Done(Result<()>),
-    /// On a stream that the caller named: its result is the communicator's sticky error.
-    Queued,
-    /// On the communicator's own stream.
-    Waiting(mpsc::Receiver<Result<()>>),
-}
-
-impl Submission {
-    pub fn wait(self) -> Result<()> {
-        match self {
-            Submission::Done(result) => result,
-            Submission::Queued => Ok(()),
-            Submission::Waiting(result) => result
-                .recv()
-                .unwrap_or_else(|_| Err(Error::Internal("a queued call was lost".into()))),
-        }
-    }
 }
 
 impl Communicator {
@@ -82,72 +46,41 @@ impl Communicator {
 
         let all = mesh.all_gather("agree on the configuration", config.settle(n))?;
         Agreed::compare(&all)?;
-        let agreed = all[rank].clone();
-        let check = agreed.check;
+        let (plans, engine, fault) = engine::set_up(&mut mesh, all[rank].clone(), config)?;
 
-        let layout = Layout::new(agreed.slab_bytes, CPU_CHANNELS).map(Layout::with_rotation);
-        let built = layout.and_then(|layout| {
-            let plans = Plans::new(agreed, rank, &layout, 0)?;
-            Ok((plans, armed_slab(&layout)?))
-        });
-        let (built, exported) = match built {
-            Ok((plans, slab)) => {
-                let fd = slab.export();
-                (Some((plans, slab)), fd.map(|fd| vec![fd]))
-            }
-            Err(error) => (None, Err(error)),
-        };
-        let fds = mesh.exchange_fds("share the slabs", exported)?;
-        let (plans, slab) =
-            built.ok_or_else(|| Error::Internal("the vote passed without a slab".into()))?;
-
-        let peers = (0..n)
-            .map(|peer| match fds.get(peer).and_then(|fds| fds.first()) {
-                _ if peer == rank => Ok(None),
-                Some(fd) => Mapping::import(fd.as_fd(), slab.mapping().bytes()).map(Some),
-                None => Err(Error::Internal(format!("rank {peer} sent no slab"))),
-            })
-            .collect::<Result<Vec<_>>>();
-        let mapped = peers.as_ref().map(|_| ()).map_err(Clone::clone);
-        mesh.vote("map the slabs", mapped)?;
-
-        let fault = Arc::new(Fault::new());
-        let mut host = HostRank::new(rank, slab, peers?, Arc::clone(&fault), check);
-        let nonces = mesh.all_gather("draw test data", selftest::nonce())?;
-        host.set_deadline(config.setup_deadline);
-        let tested = mesh
-            .guard(
-                |error| {
-                    fault.raise(error);
-                },
-                || selftest::run(&mut host, &plans, rank, &nonces),
-            )
-            .and_then(|tested| tested);
-        mesh.vote("test the lane", tested)?;
-        host.set_deadline(config.deadline);
-
-        let in_flight = Arc::new(AtomicU64::new(IDLE));
         let raised = Arc::clone(&fault);
         let on_failure = move |error: Error| {
             // First end the waits, then speak: standard error may be a pipe that nobody empties.
             raised.raise(error.clone());
             log!(Warn, "rank {rank} of {n}: {error}");
         };
-        let running = Arc::clone(&in_flight);
-        let on_goodbye = move |peer: usize, step| {
-            // The counterpart of `Inner::may_step`: whichever of the two comes second sees the first.
-            (running.load(SeqCst) >= step).then_some(Error::RankLeft { rank: peer as u32 })
+        let on_goodbye: Box<dyn Fn(usize, [u64; CHANNELS]) -> Option<Error> + Send> = match &engine
+        {
+            Engine::Cpu(cpu) => {
+                let running = Arc::clone(&cpu.in_flight);
+                Box::new(move |peer, steps| {
+                    // The counterpart of `Inner::may_step`: whichever of the two comes second sees the first.
+                    (running.load(SeqCst) >= steps[0])
+                        .then_some(Error::RankLeft { rank: peer as u32 })
+                })
+            }
+            // The host does not know which step a GPU is at; its kernels do.
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => {
+                let state = Arc::clone(gpu.state());
+                Box::new(move |peer, steps| {
+                    state.left(peer, steps);
+                    None
+                })
+            }
         };
-        let watch = mesh.watch(Box::new(on_failure), Box::new(on_goodbye))?;
+        let watch = mesh.watch(Box::new(on_failure), on_goodbye)?;
         let inner = Inner {
             rank,
             size: n,
             plans,
             counters: Counters::default(),
-            order: Order::default(),
-            own_stream: Stream::new()?,
-            host: Mutex::new(host),
-            in_flight,
+            engine,
             fault,
             watch,
             id: *id.as_bytes(),
@@ -155,7 +88,8 @@ impl Communicator {
         };
         log!(
             Info,
-            "rank {rank} of {n}: CPU device, islands {}, tree {} ({:016x})",
+            "rank {rank} of {n}: {}, islands {}, tree {} ({:016x})",
+            inner.device(),
             inner.plans.islands(),
             inner.plans.tree(),
             inner.plans.tree().hash64()
@@ -163,9 +97,13 @@ impl Communicator {
         Ok(Communicator { inner: Arc::new(inner) })
     }
 
-    /// All `n` ranks as members of this process, in order; each is meant for a thread of its own, or for a group.
+    /// All `n` ranks as members of this process, in order; each is meant for a thread of its own, or for a group. On GPUs
+    /// all of them share the one that `config` names.
     pub fn create_local(n: usize, config: &Config) -> Result<Vec<Self>> {
         check_rank(n, 0)?;
+        #[cfg(feature = "cuda")]
+        let config =
+            &Config { device: super::gpu::settle_ordinal(config.device)?, ..config.clone() };
         let id = UniqueId::in_dir(config.run_dir.as_deref())?;
         // No rank begins before all have a thread: it would wait for the missing ones until the set-up deadline.
         let gate = OnceLock::new();
@@ -205,7 +143,12 @@ impl Communicator {
         self.inner.size
     }
 
-    /// Reduces `count` elements over all ranks into `output`. With `stream` `None` the call returns when `output` is
+    /// Reduces `count` elements over all ranks into `output`.
+    ///
+    /// On a GPU the buffers are device memory (or host memory that the device maps), and the call with `stream` `None` is
+    /// queued on the legacy default stream; for others there is [`all_reduce_cuda`](Self::all_reduce_cuda).
+    ///
+    /// On the CPU with `stream` `None` the call returns when `output` is
     /// complete; with a stream it returns when the work is queued behind what the stream already holds, and an error of
     /// the work is what [`Communicator::error`] and every later call return. Between
     /// [`group_start`](super::group_start) and [`group_end`](super::group_end) it only notes the call.
@@ -228,18 +171,80 @@ impl Communicator {
         stream: Option<&Stream>,
     ) -> Result<()> {
         let call = Call { input, output, count, dtype, op };
+        let queue = match (stream, &self.inner.engine) {
+            (None, _) => Queue::Default,
+            (Some(stream), Engine::Cpu(_)) => Queue::Cpu(stream),
+            #[cfg(feature = "cuda")]
+            (Some(_), Engine::Cuda(_)) => {
+                return Err(Error::InvalidArgument(
+                    "a stream of the CPU device for a communicator on a GPU; pass a CUstream"
+                        .into(),
+                ))
+            }
+        };
+        self.call(&call, queue)
+    }
+
+    /// The same on a CUDA stream, for a communicator on a GPU: one kernel per step is launched, or recorded where the stream
+    /// is being captured, and the call returns. `stream` is a `CUstream` or `cudaStream_t` of the communicator's GPU; null is
+    /// the legacy default stream.
+    /// Ranks of one process that share a GPU need a stream each: the default stream is one for all of them, and work in
+    /// it waits for what is before it, which here would be waiting for it.
+    ///
+    /// A step belongs to a channel, and one channel carries one step at a time. With `channel` `None` eager calls take channel
+    /// 0 and are ordered among each other whatever streams they name; captured calls take channel 1 in the order of their
+    /// graph. Graphs whose replays may overlap need channels of their own: name 0 to 3, alike on all ranks.
+    ///
+    /// An error found while the work runs is what [`error`](Self::error) and every later call return; a replay after that
+    /// only fills its output.
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce), in device memory; the work is done when the stream, or every replay of
+    /// the graph, has passed it. `stream` lives.
+    #[cfg(feature = "cuda")]
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn all_reduce_cuda(
+        &self,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+        op: Op,
+        stream: *mut c_void,
+        channel: Option<usize>,
+    ) -> Result<()> {
+        if let Engine::Cpu(_) = &self.inner.engine {
+            return Err(Error::InvalidArgument(
+                "a CUDA stream for a communicator of the CPU".into(),
+            ));
+        }
+        if channel.is_some_and(|channel| channel >= CHANNELS) {
+            return Err(Error::InvalidArgument(format!(
+                "channel {}; a communicator has channels 0 to {}",
+                channel.unwrap_or(0),
+                CHANNELS - 1
+            )));
+        }
+        let stream = crate::device::cuda::StreamRef::from_raw(stream);
+        self.call(&Call { input, output, count, dtype, op }, Queue::Cuda { stream, channel })
+    }
+
+    fn call(&self, call: &Call, queue: Queue) -> Result<()> {
         call.validate()?;
         // What cannot be served is refused here, alike on all ranks, before anybody waits for it.
-        self.inner.plans.choose(call.bytes(), dtype)?;
+        self.inner.plans.choose(call.bytes(), call.dtype)?;
         self.inner.owner.require()?;
-        if let Some(error) = self.inner.fault.get() {
-            call.fill_failed(0);
-            return Err(error.clone());
+        if let Some(error) = self.inner.error() {
+            if let Engine::Cpu(_) = &self.inner.engine {
+                call.fill_failed(0);
+            }
+            return Err(error);
         }
-        if group::note(&self.inner, &call, stream) {
+        if group::note(&self.inner, call, queue) {
             return Ok(());
         }
-        Inner::submit(&self.inner, call, stream, true)?.wait()
+        // SAFETY: a stream named in `queue` is the caller's argument, or the caller vouches for it.
+        unsafe { Inner::submit(&self.inner, *call, queue, true) }?.wait()
     }
 
     /// Ends every wait of this communicator on all ranks; every later call fails.
@@ -252,7 +257,16 @@ impl Communicator {
 
     /// The sticky error, if there is one.
     pub fn error(&self) -> Option<Error> {
-        self.inner.fault.get().cloned()
+        self.inner.error()
+    }
+
+    /// What its ranks run on.
+    pub fn device_kind(&self) -> DeviceKind {
+        match self.inner.engine {
+            Engine::Cpu(_) => DeviceKind::Cpu,
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(_) => DeviceKind::Gpu,
+        }
     }
 
     /// What it did so far.
@@ -267,11 +281,12 @@ impl Communicator {
         let schedule = schedule::build(choice.algorithm, plans.islands())?;
         let tables = schedule.tables(choice.direction)?;
         Ok(format!(
-            "{bytes} bytes of {dtype} over {} ranks: {} by {}, {}\nislands {}\ntree {} ({:016x})\n{}",
+            "{bytes} bytes of {dtype} over {} ranks: {} by {}, {}\non {}\nislands {}\ntree {} ({:016x})\n{}",
             self.inner.size,
             choice.algorithm,
             choice.protocol,
             choice.direction,
+            self.inner.device(),
             plans.islands(),
             plans.tree(),
             plans.tree().hash64(),
@@ -294,14 +309,20 @@ impl Drop for Communicator {
             std::mem::forget(Arc::clone(&self.inner));
             return;
         }
-        self.inner.order.drain();
-        // Calls still noted in an open group come too late: nobody will join them.
-        self.inner.fault.raise(Error::Closed);
-        if std::thread::panicking() {
-            return; // the watch ends without a goodbye, and the others see a death
+        match &self.inner.engine {
+            Engine::Cpu(cpu) => {
+                cpu.order.drain();
+                // Calls still noted in an open group come too late: nobody will join them.
+                self.inner.fault.raise(Error::Closed);
+                if std::thread::panicking() {
+                    return; // the watch ends without a goodbye, and the others see a death
+                }
+                let step = cpu.host.lock().unwrap_or_else(PoisonError::into_inner).epoch();
+                self.inner.watch.goodbye([step; CHANNELS]);
+            }
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => gpu.close(&self.inner.watch),
         }
-        let step = self.inner.host.lock().unwrap_or_else(PoisonError::into_inner).epoch();
-        self.inner.watch.goodbye(step);
     }
 }
 
@@ -332,30 +353,117 @@ impl Inner {
         self.id == other.id
     }
 
+    /// The device, for people.
+    fn device(&self) -> String {
+        match &self.engine {
+            Engine::Cpu(_) => "the CPU".into(),
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => gpu.explain(),
+        }
+    }
+
+    /// The sticky error: what the host knows, or what a kernel has found.
+    fn error(&self) -> Option<Error> {
+        match &self.engine {
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) if self.fault.get().is_none() => {
+                if let Some(error) = gpu.kernel_error() {
+                    self.fail(error);
+                }
+            }
+            _ => {}
+        }
+        self.fault.get().cloned()
+    }
+
     /// Starts a call, or queues it. With `may_run_here` an idle stream's call runs on this thread before the return.
-    pub fn submit(
+    ///
+    /// # Safety
+    /// A stream named in `queue` lives.
+    pub unsafe fn submit(
         inner: &Arc<Self>,
+        call: Call,
+        queue: Queue,
+        may_run_here: bool,
+    ) -> Result<Submission> {
+        inner.counters.calls.fetch_add(1, Relaxed);
+        match (&inner.engine, queue) {
+            (Engine::Cpu(cpu), Queue::Cpu(stream)) => {
+                // SAFETY: the caller's promise.
+                Self::submit_cpu(inner, cpu, call, unsafe { stream.as_ref() }, may_run_here)
+            }
+            (Engine::Cpu(cpu), _) => Self::submit_cpu(inner, cpu, call, None, may_run_here),
+            #[cfg(feature = "cuda")]
+            (Engine::Cuda(gpu), Queue::Cuda { stream, channel }) => {
+                Ok(Submission::Done(inner.launch(gpu, &call, stream, channel)))
+            }
+            #[cfg(feature = "cuda")]
+            (Engine::Cuda(gpu), _) => {
+                let stream = crate::device::cuda::StreamRef::LEGACY;
+                Ok(Submission::Done(inner.launch(gpu, &call, stream, None)))
+            }
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn launch(
+        &self,
+        gpu: &super::gpu::GpuRank,
+        call: &Call,
+        stream: crate::device::cuda::StreamRef,
+        channel: Option<usize>,
+    ) -> Result<()> {
+        if call.count == 0 {
+            return Ok(());
+        }
+        let choice = self.plans.choose(call.bytes(), call.dtype)?;
+        let index = self.plans.index(choice)?;
+        let launched = gpu.enqueue(call, &self.plans, index, stream, channel);
+        match launched {
+            Ok(steps) => {
+                self.counters.steps.fetch_add(steps, Relaxed);
+                self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
+                Ok(())
+            }
+            Err(error) => {
+                self.counters.failed.fetch_add(1, Relaxed);
+                // The others may have launched it, and would wait for this rank.
+                self.fail(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn submit_cpu(
+        inner: &Arc<Self>,
+        cpu: &CpuEngine,
         call: Call,
         stream: Option<&Stream>,
         may_run_here: bool,
     ) -> Result<Submission> {
-        inner.counters.calls.fetch_add(1, Relaxed);
         let mut told = None;
         let admission =
-            inner.order.admit(stream.unwrap_or(&inner.own_stream), may_run_here, |number| {
+            cpu.order.admit(stream.unwrap_or(&cpu.own_stream), may_run_here, |number| {
                 let inner = Arc::clone(inner);
                 let (tell, result) = mpsc::sync_channel(1);
                 told = Some(result);
                 Box::new(move || {
-                    let turn = inner.order.wait_for(number);
-                    let result = inner.execute(&call);
-                    drop(turn);
+                    let result = match &inner.engine {
+                        Engine::Cpu(cpu) => {
+                            let turn = cpu.order.wait_for(number);
+                            let result = inner.execute(cpu, &call);
+                            drop(turn);
+                            result
+                        }
+                        #[cfg(feature = "cuda")]
+                        Engine::Cuda(_) => Err(Error::Internal("a call changed its device".into())),
+                    };
                     // Nobody listens where the caller named a stream.
                     let _ = tell.send(result);
                 })
             })?;
         Ok(match admission {
-            Admission::Now(_turn, _claim) => Submission::Done(inner.execute(&call)),
+            Admission::Now(_turn, _claim) => Submission::Done(inner.execute(cpu, &call)),
             Admission::Queued => match told.filter(|_| stream.is_none()) {
                 Some(result) => Submission::Waiting(result),
                 None => Submission::Queued,
@@ -364,8 +472,8 @@ impl Inner {
     }
 
     /// Runs a call whose turn it is.
-    fn execute(&self, call: &Call) -> Result<()> {
-        self.run(call).map_err(|error| {
+    fn execute(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
+        self.run(cpu, call).map_err(|error| {
             self.counters.failed.fetch_add(1, Relaxed);
             // A call that was refused before its first step has cost the others nothing yet, but they will wait for it.
             self.fail(error.clone());
@@ -373,8 +481,8 @@ impl Inner {
         })
     }
 
-    fn run(&self, call: &Call) -> Result<()> {
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+    fn run(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
+        let mut host = cpu.host.lock().unwrap_or_else(PoisonError::into_inner);
         host.count_call();
         if let Some(error) = self.fault.get() {
             call.fill_failed(0);
@@ -385,8 +493,8 @@ impl Inner {
         }
         let choice = self.plans.choose(call.bytes(), call.dtype)?;
         let plan = self.plans.get(choice)?;
-        let result = host.run(call, plan, |step| self.may_step(step));
-        self.in_flight.store(IDLE, SeqCst);
+        let result = host.run(call, plan, |step| self.may_step(cpu, step));
+        cpu.in_flight.store(IDLE, SeqCst);
         let steps = result?;
         drop(host);
         self.counters.steps.fetch_add(steps, Relaxed);
@@ -396,9 +504,9 @@ impl Inner {
 
     /// Announces a step, unless a rank that it needs has left without it. A rank that left after it finished the step is
     /// no obstacle: what it had to send is on its way.
-    fn may_step(&self, step: u64) -> Result<()> {
-        self.in_flight.store(step, SeqCst);
-        let missing = |&r: &usize| self.watch.left_before(r).is_some_and(|left| left <= step);
+    fn may_step(&self, cpu: &CpuEngine, step: u64) -> Result<()> {
+        cpu.in_flight.store(step, SeqCst);
+        let missing = |&r: &usize| self.watch.left_before(r).is_some_and(|left| left[0] <= step);
         match (0..self.size).find(missing) {
             Some(rank) => Err(Error::RankLeft { rank: rank as u32 }),
             None => Ok(()),

@@ -3,23 +3,30 @@
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::log;
+use crate::plan::DeviceKind;
 use crate::schedule::{self, Islands};
-use crate::types::{Algorithm, Direction, Protocol};
+use crate::types::{Algorithm, Device, Direction, Lane, Protocol};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Default slab of the CPU device: with one channel, 4 MiB for each half of the bulk protocol.
 const CPU_SLAB: u64 = 16 << 20;
+/// Default slab of a GPU: with four channels, 1 MiB for each half of the word protocols and 2 MiB for each of the bulk one.
+const CUDA_SLAB: u64 = 32 << 20;
 const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 
-/// How a communicator is made. All ranks must agree on everything but the directory and the deadlines; creation checks
-/// that and names the rank that differs.
+/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths and the deadlines;
+/// creation checks that and names the rank that differs.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Islands of ranks; `None` is one island.
     pub islands: Option<Islands>,
-    /// Bytes of each rank's slab, 1 MiB to 1 GiB; `None` is the device's default (16 MiB on the CPU).
+    /// Where this rank runs.
+    pub device: Device,
+    /// How GPUs reach each other's slabs.
+    pub lane: Lane,
+    /// Bytes of each rank's slab, 1 MiB to 1 GiB; `None` is the device's default (16 MiB on the CPU, 32 MiB on a GPU).
     pub slab_bytes: Option<u64>,
     /// How long a wait lasts before it gives up. A dead rank is noticed at once, whatever this says.
     pub deadline: Duration,
@@ -33,6 +40,13 @@ pub struct Config {
     pub direction: Option<Direction>,
     /// Compare what the ranks call before every step.
     pub check: bool,
+    /// On GPUs, for benchmarks: at most so many blocks per launch, in place of the rule that ranks which share a GPU fill at
+    /// most a quarter of it together. More blocks than the GPU holds at once, over all ranks on it, end in the deadline.
+    pub blocks: Option<u32>,
+    /// On GPUs, for benchmarks: threads of a block, a multiple of 32 up to 256.
+    pub threads: Option<u32>,
+    /// A fatbin to load in place of the one that is built in.
+    pub kernels: Option<PathBuf>,
     /// Where rendezvous sockets live, for ids made on behalf of this configuration.
     pub run_dir: Option<PathBuf>,
 }
@@ -50,6 +64,8 @@ impl Config {
         }
         Ok(Config {
             islands: env.islands.as_deref().map(|text| Islands::parse(n, text)).transpose()?,
+            device: env.device.unwrap_or_default(),
+            lane: env.lane.unwrap_or(Lane::Auto),
             slab_bytes: env.slab,
             deadline: env.deadline.unwrap_or(Duration::from_secs(600)),
             setup_deadline: env.setup_deadline.unwrap_or(Duration::from_secs(120)),
@@ -57,6 +73,9 @@ impl Config {
             protocol: env.protocol,
             direction: env.direction,
             check: env.check.unwrap_or(false),
+            blocks: None,
+            threads: None,
+            kernels: env.kernels.clone(),
             run_dir: env.run_dir.clone(),
         })
     }
@@ -73,12 +92,21 @@ impl Config {
             Some(islands) => islands.clone(),
             None => Islands::single(n)?,
         };
-        let slab_bytes = self.slab_bytes.unwrap_or(CPU_SLAB);
+        let slab_bytes = self.slab_bytes.unwrap_or(match self.device {
+            Device::Cpu => CPU_SLAB,
+            Device::Cuda { .. } => CUDA_SLAB,
+        });
         if !SLAB_RANGE.contains(&slab_bytes) {
             return Err(Error::InvalidArgument(format!(
                 "a slab of {slab_bytes} bytes; it takes {} to {} (PEERLANE_SLAB)",
                 SLAB_RANGE.start(),
                 SLAB_RANGE.end()
+            )));
+        }
+        if self.device != Device::Cpu && !cfg!(feature = "cuda") {
+            return Err(Error::Unsupported(format!(
+                "the device {}: this library was built without CUDA; build it with the feature cuda",
+                self.device
             )));
         }
         if let Some(algorithm) = self.algorithm {
@@ -87,6 +115,13 @@ impl Config {
                     "{algorithm} does not exist for the islands {islands}; leave the choice open or pin one_shot or two_shot"
                 )));
             }
+        }
+        if self.threads.is_some_and(|t| t == 0 || t > 256 || t % 32 != 0) || self.blocks == Some(0)
+        {
+            return Err(Error::InvalidArgument(format!(
+                "{:?} blocks of {:?} threads; a launch takes 1 or more blocks of 32 to 256 threads, in steps of 32",
+                self.blocks, self.threads
+            )));
         }
         if self.direction == Some(Direction::Pull)
             && self.protocol.is_some_and(|p| p != Protocol::Flagged)
@@ -98,6 +133,13 @@ impl Config {
         Ok(Agreed {
             version: env!("CARGO_PKG_VERSION").into(),
             islands: islands.groups().to_vec(),
+            device: match self.device {
+                Device::Cpu => "cpu".into(),
+                Device::Cuda { .. } => "cuda".into(),
+            },
+            lane: self.lane,
+            blocks: self.blocks,
+            threads: self.threads,
             slab_bytes,
             algorithm: self.algorithm,
             protocol: self.protocol,
@@ -112,6 +154,10 @@ impl Config {
 pub(crate) struct Agreed {
     version: String,
     islands: Vec<Vec<u8>>,
+    device: String,
+    pub lane: Lane,
+    pub blocks: Option<u32>,
+    pub threads: Option<u32>,
     pub slab_bytes: u64,
     pub algorithm: Option<Algorithm>,
     pub protocol: Option<Protocol>,
@@ -120,6 +166,15 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
+    /// What the ranks run on, for the rule that chooses.
+    pub fn device_kind(&self) -> DeviceKind {
+        if self.device == "cpu" {
+            DeviceKind::Cpu
+        } else {
+            DeviceKind::Gpu
+        }
+    }
+
     pub fn islands(&self) -> Result<Islands> {
         let groups: Vec<Vec<usize>> =
             self.islands.iter().map(|g| g.iter().map(|&r| r.into()).collect()).collect();
@@ -147,7 +202,10 @@ impl Agreed {
                 }
             )+};
         }
-        field!(version, islands, slab_bytes, algorithm, protocol, direction, check);
+        field!(
+            version, islands, device, lane, blocks, threads, slab_bytes, algorithm, protocol,
+            direction, check
+        );
         String::new()
     }
 }

@@ -2,18 +2,27 @@
 //!
 //! Two parties can find a fault: a kernel (a wait outlived its deadline, launches met, calls differ) and the host (a rank
 //! died, somebody called abort). Whoever is first decides what every later call returns. The host ends the kernels' waits
-//! through the abort word.
+//! through the abort word: the CPU device's kernels look at the host's memory itself, a GPU's at their own.
 
 use crate::error::Error;
 use crate::launch::*;
 use crate::types::{Algorithm, DType, Op, Protocol};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 use std::sync::OnceLock;
 
 pub(crate) struct Fault {
     first: OnceLock<Error>,
-    state: Box<UnsafeCell<pl_state>>,
+    word: Word,
+}
+
+/// Where the kernels' abort word is.
+enum Word {
+    Host(Box<UnsafeCell<pl_state>>),
+    #[cfg(feature = "cuda")]
+    Device(Arc<super::gpu::DeviceState>),
 }
 
 // SAFETY: `state` is shared with kernels by address; the host touches only its `abort` word, atomically, and reads the
@@ -25,18 +34,28 @@ unsafe impl Sync for Fault {}
 impl Fault {
     pub fn new() -> Self {
         // SAFETY: plain integers, for which zero is a value.
-        let state = unsafe { std::mem::zeroed() };
-        Fault { first: OnceLock::new(), state: Box::new(UnsafeCell::new(state)) }
+        let state = Box::new(UnsafeCell::new(unsafe { std::mem::zeroed() }));
+        Fault { first: OnceLock::new(), word: Word::Host(state) }
     }
 
-    /// For the kernels' arguments.
+    /// The fault of a rank on a GPU, whose kernels it ends through `state`.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(state: Arc<super::gpu::DeviceState>) -> Self {
+        Fault { first: OnceLock::new(), word: Word::Device(state) }
+    }
+
+    /// For the arguments of the CPU device's kernels; null for a rank on a GPU, whose kernels have a state of their own.
     pub fn state(&self) -> *mut pl_state {
-        self.state.get()
+        match &self.word {
+            Word::Host(state) => state.get(),
+            #[cfg(feature = "cuda")]
+            Word::Device(_) => std::ptr::null_mut(),
+        }
     }
 
-    fn abort_word(&self) -> &AtomicU32 {
-        // SAFETY: aligned, lives as long as `self`, and accessed only atomically, by kernels too.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.state.get()).abort) }
+    fn abort_word(state: &UnsafeCell<pl_state>) -> &AtomicU32 {
+        // SAFETY: aligned, lives as long as `state`, and accessed only atomically, by kernels too.
+        unsafe { AtomicU32::from_ptr(&raw mut (*state.get()).abort) }
     }
 
     /// Keeps `error` if it is the first, and ends every wait. True if it was the first.
@@ -48,8 +67,15 @@ impl Fault {
         };
         let first = self.first.set(error).is_ok();
         // The error comes before the word: who sees the word finds the error.
-        let word = self.abort_word();
-        let _ = word.compare_exchange(PL_REASON_NONE, reason, Ordering::Release, Ordering::Relaxed);
+        match &self.word {
+            Word::Host(state) => {
+                let word = Self::abort_word(state);
+                let (set, unset) = (Ordering::Release, Ordering::Relaxed);
+                let _ = word.compare_exchange(PL_REASON_NONE, reason, set, unset);
+            }
+            #[cfg(feature = "cuda")]
+            Word::Device(state) => state.abort(reason),
+        }
         first
     }
 
@@ -60,17 +86,25 @@ impl Fault {
 
     /// Whether kernels have been told, or have found out, that it is over.
     pub fn aborted(&self) -> bool {
-        self.abort_word().load(Ordering::Acquire) != PL_REASON_NONE
+        match &self.word {
+            Word::Host(state) => Self::abort_word(state).load(Ordering::Acquire) != PL_REASON_NONE,
+            #[cfg(feature = "cuda")]
+            Word::Device(state) => state.aborted(),
+        }
     }
 
-    /// The error behind an abort word that a kernel left. To be called on the thread that ran the kernel.
+    /// The error behind an abort word that a kernel of the CPU device left. To be called on the thread that ran it.
     pub fn after_kernel(&self, own: OwnCall) -> Error {
-        if let Some(error) = self.get() {
-            return error.clone();
+        match &self.word {
+            _ if self.get().is_some() => self.get().cloned().unwrap_or(Error::Closed),
+            Word::Host(state) => {
+                // SAFETY: the kernel has returned on this thread, so its record is complete; later ones leave it alone.
+                let record = unsafe { (*state.get()).record };
+                error_of(&record, own.rank, Some(own))
+            }
+            #[cfg(feature = "cuda")]
+            Word::Device(_) => Error::Internal("a GPU's record was asked for on the CPU".into()),
         }
-        // SAFETY: the kernel has returned on this thread, so its record is complete; later kernels leave it alone.
-        let record = unsafe { (*self.state.get()).record };
-        error_of(&record, own)
     }
 }
 
@@ -88,7 +122,8 @@ pub(crate) struct OwnCall {
     pub protocol: Protocol,
 }
 
-fn error_of(record: &pl_record, own: OwnCall) -> Error {
+/// What a kernel's record says, to rank `rank`, whose own call is `own` where that is known.
+pub(crate) fn error_of(record: &pl_record, rank: u32, own: Option<OwnCall>) -> Error {
     match record.reason {
         PL_REASON_DEADLINE => Error::Deadline {
             rank: record.rank,
@@ -106,6 +141,7 @@ fn error_of(record: &pl_record, own: OwnCall) -> Error {
              set PEERLANE_CHECK=1 to learn how they differ",
             record.step, record.peer, record.rank, record.bytes
         )),
+        PL_REASON_LEFT => Error::RankLeft { rank: record.peer },
         PL_REASON_MISMATCH => {
             let name = |dtype: u32, op: u32| {
                 let dtype =
@@ -121,21 +157,35 @@ fn error_of(record: &pl_record, own: OwnCall) -> Error {
                 name(record.dtype, record.op)
             );
             // The record is either our own finding or that of another rank, whose call we do not know.
-            Error::Mismatch(if record.rank == own.rank {
-                format!(
-                    "{theirs}, rank {} {} elements of {} ({} {})",
-                    own.rank,
+            Error::Mismatch(match own {
+                Some(own) if record.rank == rank => format!(
+                    "{theirs}, rank {rank} {} elements of {} ({} {})",
                     own.count,
                     name(own.dtype as u32, own.op as u32),
                     own.algorithm,
                     own.protocol
-                )
-            } else {
-                format!("{theirs}, rank {} something else", record.rank)
+                ),
+                _ => format!(
+                    "{theirs}, rank {} something else ({} differ)",
+                    record.rank,
+                    differing_fields(record.phase)
+                ),
             })
         }
         other => Error::Internal(format!("a kernel gave up for the unknown reason {other}")),
     }
+}
+
+/// The fields of a call that differ, by the bits that `cuda/step.cuh` sets in a mismatch's `phase`.
+fn differing_fields(bits: u32) -> String {
+    let names = ["count", "data type", "operation", "algorithm", "protocol", "number of the call"];
+    let differ: Vec<_> = names
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| bits >> i & 1 == 1)
+        .map(|(_, name)| *name)
+        .collect();
+    differ.join(", ")
 }
 
 #[cfg(test)]

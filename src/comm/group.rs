@@ -2,8 +2,8 @@
 //! call of another rank that it has yet to make.
 
 use super::call::Call;
-use super::communicator::{Inner, Submission};
-use crate::device::Stream;
+use super::communicator::Inner;
+use super::engine::{Queue, Submission};
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,8 +11,7 @@ use std::sync::Arc;
 struct Noted {
     comm: Arc<Inner>,
     call: Call,
-    /// Null: the communicator's own stream, and the group's end waits for it.
-    stream: *const Stream,
+    queue: Queue,
 }
 
 #[derive(Default)]
@@ -33,19 +32,19 @@ pub fn group_start() {
 }
 
 /// Notes a call if this thread has an open group.
-pub(super) fn note(comm: &Arc<Inner>, call: &Call, stream: Option<&Stream>) -> bool {
+pub(super) fn note(comm: &Arc<Inner>, call: &Call, queue: Queue) -> bool {
     GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
             return false;
         }
-        let stream = stream.map_or(std::ptr::null(), std::ptr::from_ref);
-        group.calls.push(Noted { comm: Arc::clone(comm), call: *call, stream });
+        group.calls.push(Noted { comm: Arc::clone(comm), call: *call, queue });
         true
     })
 }
 
-/// Closes a group; the outermost one starts everything noted, in the order it was noted, and returns when the calls that
-/// named no stream are complete. The first error of a call is returned, and the others are still made.
+/// Closes a group; the outermost one starts everything noted, in the order it was noted, and returns when the calls of
+/// CPU ranks that named no stream are complete; those of ranks on GPUs are launched. The first error of a call is
+/// returned, and the others are still made.
 pub fn group_end() -> Result<()> {
     let calls = GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(Error::InvalidArgument("group_end without a group_start on this thread".into())),
@@ -61,8 +60,7 @@ pub fn group_end() -> Result<()> {
     // The one's work would wait for the other's behind it.
     for (i, a) in calls.iter().enumerate() {
         let clash = |b: &&Noted| {
-            !a.stream.is_null()
-                && a.stream == b.stream
+            a.queue.same_stream(&b.queue)
                 && !Arc::ptr_eq(&a.comm, &b.comm)
                 && a.comm.same_communicator(&b.comm)
         };
@@ -77,8 +75,7 @@ pub fn group_end() -> Result<()> {
     let mut submissions: Vec<Result<Submission>> = Vec::with_capacity(calls.len());
     for noted in &calls {
         // SAFETY: a stream named in a group lives until the group's end, says `group_start`.
-        let stream = unsafe { noted.stream.as_ref() };
-        submissions.push(Inner::submit(&noted.comm, noted.call, stream, one_rank));
+        submissions.push(unsafe { Inner::submit(&noted.comm, noted.call, noted.queue, one_rank) });
     }
     let mut first = Ok(());
     for submission in submissions {

@@ -4,22 +4,29 @@
 //! | --- | --- |
 //! | `config` | what a caller may ask for, and what all ranks must agree on |
 //! | `communicator` | the public handle: create, call, abort, destroy |
+//! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
 //! | `order` | calls run in the order they were made, on whichever stream |
 //! | `plans` | tables and geometry of every schedule in use, ready to launch |
 //! | `host` | a rank of the CPU device: slabs, state, steps |
+//! | `gpu` | a rank on a GPU |
 //! | `fault` | the first error, kept for good |
 //! | `group` | calls noted until the group's end |
+//! | `signature` | differs where calls do; travels in the flags |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
 mod call;
 mod communicator;
 mod config;
+mod engine;
 mod fault;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod group;
 mod host;
 mod order;
 mod plans;
 mod selftest;
+mod signature;
 mod stats;
 
 pub use communicator::Communicator;

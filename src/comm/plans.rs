@@ -3,12 +3,16 @@
 use super::config::Agreed;
 use crate::error::{Error, Result};
 use crate::lane::{step_packs, Layout};
+#[cfg(feature = "cuda")]
+use crate::launch::PL_MAX_RANKS;
 use crate::launch::{pl_geometry, pl_table, PL_DST_PARTIAL};
-use crate::plan::{choose, Choice, DeviceKind};
+use crate::plan::{choose, Choice};
 use crate::schedule::{self, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
+#[cfg(feature = "cuda")]
+use std::collections::BTreeSet;
 
-/// One way to serve a call: a checked table and where its slots lie.
+/// One way to serve a call: a checked table and where its slots lie in channel 0.
 pub(crate) struct Plan {
     pub choice: Choice,
     pub table: Box<pl_table>,
@@ -41,8 +45,13 @@ pub(crate) struct Plans {
 }
 
 impl Plans {
-    /// Builds the schedules, proves their tables, and keeps rank `rank`'s.
-    pub fn new(agreed: Agreed, rank: usize, layout: &Layout, channel: usize) -> Result<Self> {
+    /// Builds the schedules that `admit`s their tables of all ranks, proves them, and keeps rank `rank`'s.
+    pub fn new(
+        agreed: Agreed,
+        rank: usize,
+        layout: &Layout,
+        admit: impl Fn(&[pl_table]) -> bool,
+    ) -> Result<Self> {
         let islands = agreed.islands()?;
         let tree = Tree::new(&islands);
         let mut plans = Vec::new();
@@ -53,6 +62,9 @@ impl Plans {
             let schedule = schedule::build(algorithm, &islands)?;
             for &direction in Direction::ALL {
                 let tables = schedule.tables(direction)?;
+                if !admit(&tables) {
+                    continue;
+                }
                 schedule::check(&tables, &tree)
                     .map_err(|v| Error::Internal(format!("{algorithm} ({direction}): {v}")))?;
                 for &protocol in Protocol::ALL {
@@ -61,12 +73,20 @@ impl Plans {
                     }
                     plans.push(Plan {
                         choice: Choice { algorithm, protocol, direction },
-                        geometry: layout.geometry(channel, protocol, &tables[rank]),
+                        geometry: layout.geometry(0, protocol, &tables[rank]),
                         partials: keeps_partials(&tables[rank]),
                         table: Box::new(tables[rank]),
                     });
                 }
             }
+        }
+        if plans.is_empty()
+            || agreed.algorithm.is_some_and(|a| plans.iter().all(|p| p.choice.algorithm != a))
+        {
+            return Err(Error::Unsupported(format!(
+                "{} needs more peers per GPU than there is room for; leave the choice open, or take the host-staged lane",
+                agreed.algorithm.map_or("every algorithm", Algorithm::name)
+            )));
         }
         Ok(Plans { islands, tree, agreed, plans })
     }
@@ -82,8 +102,13 @@ impl Plans {
     /// What serves a call of `bytes` bytes: the rule's choice, with the pins of the configuration in its place.
     pub fn choose(&self, bytes: usize, dtype: DType) -> Result<Choice> {
         let Agreed { algorithm, protocol, direction, .. } = self.agreed;
-        let free = choose(DeviceKind::Cpu, &self.islands, bytes, dtype);
-        let algorithm = algorithm.unwrap_or(free.algorithm);
+        let free = choose(self.agreed.device_kind(), &self.islands, bytes, dtype);
+        let algorithm = algorithm.unwrap_or_else(|| {
+            let built = |a: Algorithm| self.plans.iter().any(|p| p.choice.algorithm == a);
+            // Not built: it has more peers than the GPU has room for. Any other gives the same bits.
+            let other = || Algorithm::ALL.iter().copied().rev().find(|&a| built(a));
+            Some(free.algorithm).filter(|&a| built(a)).or_else(other).unwrap_or(free.algorithm)
+        });
         let protocol = protocol.unwrap_or(if direction == Some(Direction::Pull) {
             Protocol::Flagged
         } else {
@@ -103,9 +128,38 @@ impl Plans {
 
     /// The plan of a choice.
     pub fn get(&self, choice: Choice) -> Result<&Plan> {
-        self.plans
-            .iter()
-            .find(|p| p.choice == choice)
-            .ok_or_else(|| Error::Internal(format!("no plan for {choice:?}")))
+        self.index(choice).map(|i| &self.plans[i])
     }
+
+    /// Where the plan of a choice stands in [`all`](Self::all).
+    pub fn index(&self, choice: Choice) -> Result<usize> {
+        let at = self.plans.iter().position(|p| p.choice == choice);
+        at.ok_or_else(|| Error::Internal(format!("no plan for {choice:?}")))
+    }
+
+    /// Every plan.
+    pub fn all(&self) -> &[Plan] {
+        &self.plans
+    }
+
+    /// The ranks whose slabs some plan of this rank touches. An edge has two ends: whoever is in here has this rank in there.
+    #[cfg(feature = "cuda")]
+    pub fn edges(&self) -> BTreeSet<usize> {
+        self.plans.iter().flat_map(|plan| edges(&plan.table)).collect()
+    }
+}
+
+/// The peers of a table: who is sent to, and from whom something comes.
+#[cfg(feature = "cuda")]
+pub(crate) fn edges(table: &pl_table) -> BTreeSet<usize> {
+    let phases = &table.phase[..usize::from(table.phases)];
+    let sends =
+        phases.iter().map(|p| usize::from(p.send0) + usize::from(p.sends)).max().unwrap_or(0);
+    let folds =
+        phases.iter().map(|p| usize::from(p.fold0) + usize::from(p.folds)).max().unwrap_or(0);
+    let items = table.fold[..folds].iter().map(|f| usize::from(f.item0) + usize::from(f.items));
+    let items = items.max().unwrap_or(0);
+    let to = table.send[..sends].iter().map(|send| usize::from(send.peer));
+    let from = table.item[..items].iter().map(|item| usize::from(item.from));
+    to.chain(from.filter(|&from| from < PL_MAX_RANKS as usize)).collect()
 }

@@ -5,18 +5,16 @@
 //! halves, and each rank checks its own result. A mirror that shows a writer its own words cannot pass: the sums hold
 //! every rank's data.
 
-use super::call::Call;
-use super::host::HostRank;
 use super::plans::Plans;
 use crate::bootstrap::random;
 use crate::error::{Error, Result};
 use crate::plan::Choice;
-use crate::types::{DType, Direction, Op, Protocol};
+use crate::types::{DType, Direction, Protocol};
 
 /// Steps per protocol: each half is used, re-armed and used again.
 const STEPS: u64 = 4;
 /// Elements: several packs per piece for 16 ranks, and a short tail.
-const COUNT: usize = 1021;
+pub(super) const COUNT: usize = 1021;
 
 /// A random number that no earlier communicator's memory can hold the answers to.
 pub(super) fn nonce() -> Result<u64> {
@@ -34,8 +32,14 @@ fn element(nonce: u64, step: u64, i: usize) -> f32 {
     ((z ^ (z >> 31)) % 64) as f32 - 32.0
 }
 
-/// Runs every protocol through the algorithm that small calls get. `nonces` are the ranks' own, in order.
-pub(super) fn run(host: &mut HostRank, plans: &Plans, rank: usize, nonces: &[u64]) -> Result<()> {
+/// Runs every protocol through the algorithm that small calls get. `nonces` are the ranks' own, in order; `reduce` sums
+/// its input over all ranks into its output by the plan with the index given.
+pub(super) fn run(
+    plans: &Plans,
+    rank: usize,
+    nonces: &[u64],
+    mut reduce: impl FnMut(&[f32], &mut [f32], usize) -> Result<()>,
+) -> Result<()> {
     let mut output = vec![0f32; COUNT];
     let algorithm = plans.choose(COUNT * 4, DType::F32)?.algorithm;
     let mut step = 0;
@@ -46,19 +50,12 @@ pub(super) fn run(host: &mut HostRank, plans: &Plans, rank: usize, nonces: &[u64
         (Protocol::Flagged, Direction::Push),
         (Protocol::Flagged, Direction::Pull),
     ] {
-        let plan = plans.get(Choice { algorithm, protocol, direction })?;
+        let plan = plans.index(Choice { algorithm, protocol, direction })?;
         for _ in 0..STEPS {
             step += 1;
             let input: Vec<f32> = (0..COUNT).map(|i| element(nonces[rank], step, i)).collect();
             output.fill(f32::NAN);
-            let call = Call {
-                input: input.as_ptr().cast(),
-                output: output.as_mut_ptr().cast(),
-                count: COUNT,
-                dtype: DType::F32,
-                op: Op::Sum,
-            };
-            host.run(&call, plan, |_| Ok(()))?;
+            reduce(&input, &mut output, plan)?;
             for (i, &got) in output.iter().enumerate() {
                 let want: f32 = nonces.iter().map(|&n| element(n, step, i)).sum();
                 if got != want && verdict.is_ok() {

@@ -140,7 +140,7 @@ fn leave(place: &str, watch: &Watch) {
             std::process::exit(0);
         }
         "goodbye" => {
-            watch.goodbye(1);
+            watch.goodbye([1; 4]);
             std::process::exit(0);
         }
         "tell" => {

@@ -25,10 +25,10 @@ fn disturbed(stranger: impl Fn(&UniqueId, &Path) -> Vec<UnixStream> + Sync) {
     dir.assert_empty();
 }
 
-/// The first bytes of a rank: magic, version 1, rank 1, token. The token lies at byte 16 of an id.
+/// The first bytes of a rank: magic, version 2, rank 1, token. The token lies at byte 16 of an id.
 fn opening(id: &UniqueId) -> Vec<u8> {
     let mut bytes = b"pl-rdv\r\n".to_vec();
-    bytes.extend([1, 0, 0, 0, 1, 0, 0, 0]);
+    bytes.extend([2, 0, 0, 0, 1, 0, 0, 0]);
     bytes.extend(&id.as_bytes()[16..32]);
     bytes
 }

@@ -26,8 +26,8 @@ fn a_goodbye_is_no_death() {
     let mut all = watches(&dir, 4);
     let (left, _) = all.remove(1);
     assert!((0..4).all(|r| !left.gone(r)));
-    left.goodbye(1);
-    left.goodbye(1);
+    left.goodbye([1; 4]);
+    left.goodbye([1; 4]);
     drop(left);
     for (watch, errors) in &all {
         eventually(|| watch.gone(1));
@@ -170,7 +170,7 @@ fn a_forked_child_cannot_speak_for_its_parent() {
     // SAFETY: the child drops this copy once and never touches the original.
     assert!(in_child(|| unsafe {
         mine.tell(&Error::Closed);
-        mine.goodbye(1);
+        mine.goodbye([1; 4]);
         drop(std::ptr::read(&mine));
         mine.failure().is_none()
     }));

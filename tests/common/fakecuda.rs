@@ -85,6 +85,15 @@ pub fn set_fail(rules: &str) {
     }
 }
 
+/// Names the rank that the calling thread is, for the rules.
+pub fn set_rank(rank: usize) {
+    // SAFETY: the exported function's own type.
+    unsafe {
+        let set: unsafe extern "C" fn(i32) = std::mem::transmute(symbol("fakecuda_set_rank"));
+        set(rank as i32);
+    }
+}
+
 /// How often a call was made since the last [`set_fail`].
 pub fn calls(name: &str) -> u64 {
     let name = CString::new(name).unwrap();

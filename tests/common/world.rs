@@ -193,6 +193,7 @@ impl World {
                 base,
                 state: &self.states[rank] as *const pl_state as *mut pl_state,
                 channel: &self.channels[rank] as *const pl_channel as *mut pl_channel,
+                report: std::ptr::null_mut(),
                 input: input as *const _,
                 output: output as *mut _,
                 partial: self.partials[rank].address() as *mut _,

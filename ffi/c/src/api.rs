@@ -1,6 +1,6 @@
 //! Every exported function, in the header's order; `exports.txt` is their list, and a test compares the two.
 
-use crate::arguments::{Out, OutArray, Ranks, Take, Use};
+use crate::arguments::{Argument, Out, OutArray, Ranks, Take, Use};
 use crate::boundary;
 use crate::group::{self, Creation};
 use crate::registry::{self, Handle};
@@ -9,8 +9,12 @@ use crate::structs::{ConfigIn, ConfigOut, StatsOut, TextOut};
 use peerlane_core::bootstrap::{UniqueId, UNIQUE_ID_BYTES};
 use peerlane_core::comm::Communicator;
 use peerlane_core::device::Stream;
+use peerlane_core::plan::DeviceKind;
+#[cfg(not(feature = "cuda"))]
+use peerlane_core::Error;
 use peerlane_core::{DType, Op};
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 /// The version of this crate as one number.
 const VERSION: u32 = {
@@ -146,13 +150,36 @@ exports! {
         count: usize,
         dtype: DType,
         op: Op,
-        stream: Option<Use<Stream>>,
+        stream: Handle,
     ) {
-        let (comm, stream) = (comm.0, stream.map(|s| s.0));
-        group::keep(&comm, stream.as_ref())?;
-        // SAFETY: the header demands buffers of `count` elements until the work is done; what can be
-        // seen to be wrong about them is refused in there.
-        Ok(unsafe { comm.all_reduce(input, output, count, dtype, op, stream.as_deref()) }?)
+        // SAFETY: the header demands buffers of `count` elements until the work is done; what can be seen to be wrong
+        // about them is refused in there.
+        unsafe { all_reduce(&comm.0, Buffers { input, output, count }, dtype, op, stream, None) }
+    }
+
+    /// Reduces over all ranks, on a channel.
+    fn peerlane_all_reduce_channel(
+        comm: Use<Communicator>,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+        op: Op,
+        stream: Handle,
+        channel: i32,
+    ) {
+        let channel = match (channel, comm.0.device_kind()) {
+            (-1, _) | (0, DeviceKind::Cpu) => None,
+            (0..=3, DeviceKind::Gpu) => Some(channel as usize),
+            (_, kind) => {
+                let known = if kind == DeviceKind::Cpu { "0" } else { "0 to 3" };
+                return Err(Failure::argument(format!(
+                    "'channel' is {channel}; this communicator has {known}, and -1 leaves the choice to the library"
+                )));
+            }
+        };
+        // SAFETY: as above.
+        unsafe { all_reduce(&comm.0, Buffers { input, output, count }, dtype, op, stream, channel) }
     }
 
     /// Opens a group.
@@ -175,6 +202,49 @@ exports! {
         outside_groups("peerlane_stream_destroy")?;
         let stream = registry::remove::<Stream>(stream.0)?;
         Ok(stream.synchronize()?)
+    }
+}
+
+/// Where an all-reduce reads and writes.
+#[derive(Clone, Copy)]
+struct Buffers {
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+}
+
+/// # Safety
+/// The buffers are good for `count` elements until the work is done, and `stream` is a stream of the communicator's device.
+unsafe fn all_reduce(
+    comm: &Arc<Communicator>,
+    buffers: Buffers,
+    dtype: DType,
+    op: Op,
+    stream: Handle,
+    channel: Option<usize>,
+) -> Outcome<()> {
+    let Buffers { input, output, count } = buffers;
+    match comm.device_kind() {
+        DeviceKind::Cpu => {
+            // SAFETY: a handle is looked up, not followed.
+            let stream: Option<Use<Stream>> = unsafe { Argument::check(stream, "stream") }?;
+            let stream = stream.map(|stream| stream.0);
+            group::keep(comm, stream.as_ref())?;
+            // SAFETY: the caller's promise.
+            Ok(unsafe { comm.all_reduce(input, output, count, dtype, op, stream.as_deref()) }?)
+        }
+        #[cfg(feature = "cuda")]
+        DeviceKind::Gpu => {
+            group::keep(comm, None)?;
+            let stream = stream.as_pointer();
+            // SAFETY: the caller's promise.
+            Ok(unsafe { comm.all_reduce_cuda(input, output, count, dtype, op, stream, channel) }?)
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceKind::Gpu => {
+            let _ = channel;
+            Err(Error::Internal("a communicator on a GPU in a library without CUDA".into()).into())
+        }
     }
 }
 

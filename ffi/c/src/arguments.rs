@@ -31,8 +31,8 @@ macro_rules! passed_as_they_are {
     )*};
 }
 
-// Numbers, and buffers whose NULL is judged together with their length.
-passed_as_they_are! { i32 usize *const c_void *mut c_void }
+// Numbers, buffers whose NULL is judged together with their length, and streams, whose kind depends on the communicator.
+passed_as_they_are! { i32 usize *const c_void *mut c_void Handle }
 
 pub(crate) fn null(name: &str) -> Failure {
     Failure::argument(format!("'{name}' is NULL; pass a valid pointer"))

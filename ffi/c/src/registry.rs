@@ -33,6 +33,11 @@ impl Handle {
     fn new(kind: usize, slot: usize, serial: u64) -> Self {
         Handle(kind | slot << KIND_BITS | (serial as usize) << (KIND_BITS + SLOT_BITS))
     }
+    /// What C passed, for what is no name of this library.
+    #[cfg(feature = "cuda")]
+    pub fn as_pointer(self) -> *mut std::ffi::c_void {
+        self.0 as *mut _
+    }
     /// Whether C passed NULL.
     pub fn is_null(self) -> bool {
         self.0 == 0

@@ -7,7 +7,7 @@ use crate::arguments::{enumerator, null, Argument};
 use crate::status::{Failure, Outcome};
 use peerlane_core::comm::{Config, Stats};
 use peerlane_core::schedule::Islands;
-use peerlane_core::{Algorithm, Direction, Error, Protocol};
+use peerlane_core::{Algorithm, Device, Direction, Error, Lane, Protocol};
 use std::ffi::{c_char, CStr, OsStr};
 use std::mem::{offset_of, size_of};
 use std::os::unix::ffi::OsStrExt;
@@ -31,6 +31,10 @@ pub struct RawConfig {
     direction: i32,
     check: i32,
     run_dir: *const c_char,
+    device: i32,
+    device_ordinal: i32,
+    lane: i32,
+    reserved: i32,
 }
 
 impl RawConfig {
@@ -45,6 +49,10 @@ impl RawConfig {
         direction: -1,
         check: -1,
         run_dir: std::ptr::null(),
+        device: -1,
+        device_ordinal: -1,
+        lane: -1,
+        reserved: 0,
     };
     /// Bytes of the first version of the struct.
     const FIRST: usize = offset_of!(RawConfig, run_dir) + size_of::<*const c_char>();
@@ -164,6 +172,32 @@ impl ConfigIn {
                     "'config->check' is {other}; 0 is off, 1 is on, -1 leaves it to PEERLANE_CHECK"
                 )))
             }
+        }
+        match raw.device {
+            -1 => {}
+            0 => config.device = Device::Cpu,
+            1 => {
+                let ordinal = match raw.device_ordinal {
+                    -1 => None,
+                    n => Some(u32::try_from(n).map_err(|_| {
+                        Failure::argument(format!(
+                            "'config->device_ordinal' is {n}; pass a GPU's number, or -1 for that of the current context"
+                        ))
+                    })?),
+                };
+                config.device = Device::Cuda { ordinal };
+            }
+            other => {
+                return Err(Failure::argument(format!(
+                    "'config->device' is {other}; it takes PEERLANE_CPU, PEERLANE_CUDA, or -1 for PEERLANE_DEVICE"
+                )))
+            }
+        }
+        if let Some(raw) = pin(raw.lane) {
+            config.lane = enumerator(raw, "config->lane", Lane::from_raw)?;
+        }
+        if raw.reserved != 0 {
+            return Err(Failure::argument("'config->reserved' is not 0".to_owned()));
         }
         if run_dir.is_some() {
             config.run_dir = run_dir;

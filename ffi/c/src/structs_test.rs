@@ -46,7 +46,7 @@ fn structs_have_the_layout_of_the_header() {
         };
     }
     layout!(RawConfig, "peerlane_config": size islands slab_bytes deadline_seconds setup_deadline_seconds algorithm
-        protocol direction check run_dir);
+        protocol direction check run_dir device device_ordinal lane reserved);
     layout!(RawStats, "peerlane_stats": size calls steps bytes failed tree_hash by_algorithm by_protocol);
     layout!([u8; peerlane_core::bootstrap::UNIQUE_ID_BYTES], "peerlane_unique_id":);
 }
@@ -98,6 +98,7 @@ fn enumerators_have_the_numbers_of_the_header() {
     agree(pairs(Algorithm::ALL, |v| v as i64, upper));
     agree(pairs(Protocol::ALL, |v| v as i64, upper));
     agree(pairs(Direction::ALL, |v| v as i64, upper));
+    agree(pairs(Lane::ALL, |v| v as i64, |name| format!("LANE_{}", upper(name))));
     agree(vec![
         ("PEERLANE_MAX_RANKS".to_owned(), MAX_RANKS as i64),
         ("sizeof(peerlane_status)".to_owned(), size_of::<Status>() as i64),

@@ -3,6 +3,8 @@
 
 use super::device::Device;
 use super::driver::Driver;
+use super::graph::RelaxedThread;
+use super::symbols::Symbols;
 use crate::error::Result;
 use cudarc::driver::sys;
 use std::marker::PhantomData;
@@ -64,6 +66,16 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Gives something back to the driver, in the context, where any thread may be capturing: freeing has nothing to do with
+    /// what is captured, and refused it would leak and break the capture.
+    pub(super) fn give_back<T>(&self, free: impl FnOnce(&'static Symbols) -> T) -> Option<T> {
+        let entered = self.enter().ok()?;
+        let _relaxed = RelaxedThread::new(&entered).ok();
+        Some(free(entered.symbols()))
+    }
+}
+
 impl Drop for Primary {
     fn drop(&mut self) {
         // At process exit the driver may be gone before this; there is nobody left to tell.
@@ -90,7 +102,7 @@ impl Entered<'_> {
         self.context
     }
 
-    pub(super) fn symbols(&self) -> &'static super::symbols::Symbols {
+    pub(super) fn symbols(&self) -> &'static Symbols {
         self.context.driver().symbols()
     }
 }

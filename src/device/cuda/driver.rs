@@ -15,7 +15,7 @@ struct Loaded {
     version: CudaVersion,
 }
 
-/// A CUDA version, such as 12.8.
+/// A CUDA version, such as 12.8; 0.0 where it is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion {
     /// 12 of 12.8.
@@ -26,6 +26,9 @@ pub struct CudaVersion {
 
 impl std::fmt::Display for CudaVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if *self == (CudaVersion { major: 0, minor: 0 }) {
+            return f.write_str("of an unknown version");
+        }
         write!(f, "{}.{}", self.major, self.minor)
     }
 }

@@ -2,6 +2,7 @@
 //! shared mapping; each process registers its own mapping of them with its own device.
 
 use super::context::Context;
+use super::symbols::Symbols;
 use crate::error::{Error, Result};
 use crate::lane::{HostSlab, Mapping};
 use std::mem::ManuallyDrop;
@@ -120,10 +121,10 @@ struct Registered<P: HostPages> {
 impl<P: HostPages> Drop for Registered<P> {
     fn drop(&mut self) {
         let host = self.pages.mapping().base().as_ptr();
-        let unregistered = self.context.enter().is_ok_and(|entered| {
-            // SAFETY: registered once, unregistered once.
-            unsafe { entered.symbols().cuMemHostUnregister(host.cast()) }.is_ok()
-        });
+        // SAFETY: registered once, unregistered once.
+        let unregister =
+            |symbols: &Symbols| unsafe { symbols.cuMemHostUnregister(host.cast()) }.is_ok();
+        let unregistered = self.context.give_back(unregister).unwrap_or(false);
         // Pages that the device may still reach must not become somebody else's.
         if unregistered {
             // SAFETY: dropped once, here.

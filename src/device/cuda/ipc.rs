@@ -111,10 +111,8 @@ impl Drop for IpcMemory {
             std::mem::forget(self.context.clone());
             return;
         }
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: allocated once, freed once, and no importer is left.
-            let _ = unsafe { entered.symbols().cuMemFree_v2(self.ptr) };
-        }
+        // SAFETY: allocated once, freed once, and no importer is left.
+        self.context.give_back(|symbols| unsafe { symbols.cuMemFree_v2(self.ptr) });
     }
 }
 
@@ -152,9 +150,7 @@ impl IpcMapping {
 
 impl Drop for IpcMapping {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: opened once, closed once.
-            let _ = unsafe { entered.symbols().cuIpcCloseMemHandle(self.ptr) };
-        }
+        // SAFETY: opened once, closed once.
+        self.context.give_back(|symbols| unsafe { symbols.cuIpcCloseMemHandle(self.ptr) });
     }
 }

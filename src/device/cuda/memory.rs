@@ -75,10 +75,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: allocated once, freed once.
-            let _ = unsafe { entered.symbols().cuMemFree_v2(self.ptr) };
-        }
+        // SAFETY: allocated once, freed once.
+        self.context.give_back(|symbols| unsafe { symbols.cuMemFree_v2(self.ptr) });
     }
 }
 

@@ -119,10 +119,8 @@ impl Module {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: loaded once, unloaded once, when no function of it is left.
-            let _ = unsafe { entered.symbols().cuModuleUnload(self.raw) };
-        }
+        // SAFETY: loaded once, unloaded once, when no function of it is left.
+        self.context.give_back(|symbols| unsafe { symbols.cuModuleUnload(self.raw) });
     }
 }
 

@@ -149,10 +149,8 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: made once, released once; mappings keep their own reference.
-            let _ = unsafe { entered.symbols().cuMemRelease(self.handle) };
-        }
+        // SAFETY: made once, released once; mappings keep their own reference.
+        self.context.give_back(|symbols| unsafe { symbols.cuMemRelease(self.handle) });
     }
 }
 
@@ -200,14 +198,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            // SAFETY: the whole mapping and the whole reservation, each once, in the order the driver asks for.
-            unsafe {
-                if self.mapped {
-                    let _ = entered.symbols().cuMemUnmap(self.ptr, self.bytes);
-                }
-                let _ = entered.symbols().cuMemAddressFree(self.ptr, self.bytes);
+        // SAFETY: the whole mapping and the whole reservation, each once, in the order the driver asks for.
+        self.context.give_back(|symbols| unsafe {
+            if self.mapped {
+                let _ = symbols.cuMemUnmap(self.ptr, self.bytes);
             }
-        }
+            let _ = symbols.cuMemAddressFree(self.ptr, self.bytes);
+        });
     }
 }

@@ -1,0 +1,155 @@
+//! A process per rank, over each lane: results, and a rank that is killed in the middle of replays.
+
+use crate::check;
+use crate::support::{Case, Rank};
+use crate::virtual_ranks::config;
+use peerlane::bootstrap::UniqueId;
+use peerlane::comm::{Communicator, Config};
+use peerlane::device::cuda::{Capture, CaptureMode};
+use peerlane::{DType, Error, Lane, Op};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+const CASE: Case = Case { dtype: DType::BF16, op: Op::Sum, count: 7168, seed: 9 };
+const RANKS: usize = 3;
+const KILLED: usize = 1;
+const ROUNDS: usize = 10;
+
+pub fn run() {
+    for lane in [Lane::Vmm, Lane::Ipc, Lane::Host] {
+        check(&format!("a process per rank over {lane}"), || together(lane, false));
+        check(
+            &format!("kill -9 in the middle of replays over {lane}, {ROUNDS} of {ROUNDS}"),
+            || {
+                let mut slowest = String::new();
+                for round in 0..ROUNDS {
+                    slowest = slowest
+                        .max(together(lane, true).map_err(|e| format!("round {round}: {e}"))?);
+                }
+                Ok(slowest)
+            },
+        );
+    }
+}
+
+struct Process {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        self.says.read_line(&mut line).map_err(|e| e.to_string())?;
+        Ok(line.trim().to_owned())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn together(lane: Lane, kill: bool) -> Result<String, String> {
+    let id = UniqueId::new().map_err(|e| e.to_string())?;
+    let hex: String = id.as_bytes().iter().map(|b| format!("{b:02x}")).collect();
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut ranks = Vec::new();
+    for rank in 0..RANKS {
+        let mut child = Command::new(&program)
+            .args([
+                "rank",
+                &hex,
+                &rank.to_string(),
+                lane.name(),
+                if kill { "for-ever" } else { "once" },
+            ])
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| e.to_string())?;
+        let says = child.stdout.take().ok_or("no output")?;
+        ranks.push(Process { child, says: BufReader::new(says) });
+    }
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        match process.line()?.as_str() {
+            "ready" => {}
+            other => return Err(format!("rank {rank} said '{other}'")),
+        }
+    }
+    let mut killed = Instant::now();
+    if kill {
+        std::thread::sleep(Duration::from_millis(100));
+        ranks[KILLED].child.kill().map_err(|e| e.to_string())?;
+        killed = Instant::now();
+    }
+    for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| !kill || *rank != KILLED)
+    {
+        let expected = if kill { format!("rank {KILLED} died") } else { "done".into() };
+        let line = process.line()?;
+        if line != expected {
+            return Err(format!("rank {rank} said '{line}'"));
+        }
+    }
+    let seconds = killed.elapsed().as_secs_f64();
+    match kill {
+        true if seconds > 2.0 => Err(format!("the survivors needed {seconds:.2} s")),
+        true => Ok(format!("survivors knew after {seconds:.3} s at most")),
+        false => Ok(String::new()),
+    }
+}
+
+/// One rank in a process of its own: the id in hexadecimal, the rank, the lane, and for how long.
+pub fn rank(arguments: &[String]) -> ExitCode {
+    match arguments {
+        [id, rank, lane, how_long] => match work(id, rank, lane, how_long == "for-ever") {
+            Ok(()) => println!("done"),
+            Err(error) => println!("{error}"),
+        },
+        _ => println!("arguments: ID RANK LANE once|for-ever"),
+    }
+    ExitCode::SUCCESS
+}
+
+fn work(id: &str, rank: &str, lane: &str, for_ever: bool) -> Result<(), String> {
+    let text = |e: Error| e.to_string();
+    let digits =
+        |i: usize| id.get(2 * i..2 * i + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..id.len() / 2).map(digits).collect();
+    let id = UniqueId::from_bytes(bytes.and_then(|b| b.try_into().ok()).ok_or("no id")?)
+        .map_err(text)?;
+    let rank: usize = rank.parse().map_err(|_| "no rank")?;
+    let config = Config { lane: lane.parse().map_err(text)?, ..config(RANKS)? };
+    let comm = Communicator::create(&id, RANKS, rank, &config).map_err(text)?;
+    let expected = CASE.expected(RANKS, &config).map_err(text)?;
+    let buffers = Rank::new(&comm, 0, CASE.bytes()).map_err(text)?;
+    if buffers.reduce(&CASE).map_err(text)? != expected {
+        return Err("the eager result is wrong".into());
+    }
+    let capture = Capture::begin(&buffers.stream, CaptureMode::ThreadLocal).map_err(text)?;
+    for _ in 0..3 {
+        buffers.call(&CASE, None).map_err(text)?;
+    }
+    let graph = capture.end().and_then(|graph| graph.instantiate()).map_err(text)?;
+    let replay = || -> Result<(), Error> {
+        graph.launch(&buffers.context.enter()?, buffers.stream.as_ref())?;
+        buffers.stream.synchronize()?;
+        comm.error().map_or(Ok(()), Err)
+    };
+    for _ in 0..5 {
+        replay().map_err(text)?;
+    }
+    if buffers.result(&CASE).map_err(text)? != expected {
+        return Err("the replayed result is wrong".into());
+    }
+    println!("ready");
+    if for_ever {
+        loop {
+            replay().map_err(text)?;
+        }
+    }
+    drop(buffers);
+    comm.destroy().map_err(text)
+}

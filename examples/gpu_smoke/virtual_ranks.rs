@@ -1,0 +1,150 @@
+//! Ranks as threads that share one GPU: every schedule and protocol, eager and in graphs.
+
+use crate::check;
+use crate::support::{on_ranks, Case, Rank};
+use peerlane::comm::{Communicator, Config};
+use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
+use peerlane::schedule::{self, Islands};
+use peerlane::{Algorithm, DType, Device, Direction, Error, Op, Protocol};
+use std::sync::Barrier;
+use std::time::Duration;
+
+pub const WAYS: [(Protocol, Direction); 4] = [
+    (Protocol::Ll, Direction::Push),
+    (Protocol::Sentinel, Direction::Push),
+    (Protocol::Flagged, Direction::Push),
+    (Protocol::Flagged, Direction::Pull),
+];
+
+/// Calls in the graph and replays of it: odd, so that halves alternate between replays.
+const CALLS: usize = 3;
+const REPLAYS: usize = 5;
+
+pub fn config(n: usize) -> Result<Config, String> {
+    let config = Config::from_env(n).map_err(|e| e.to_string())?;
+    Ok(Config {
+        device: Device::Cuda { ordinal: Some(0) },
+        deadline: Duration::from_secs(10),
+        ..config
+    })
+}
+
+/// Sizes in bytes of bf16, and a few other types and operations.
+fn cases(protocol: Protocol) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, bytes) in [16, 1000, 14_336, 114_688, 1 << 20].into_iter().enumerate() {
+        cases.push(Case { dtype: DType::BF16, op: Op::Sum, count: bytes / 2, seed: i as u64 });
+    }
+    cases.push(Case { dtype: DType::F32, op: Op::Avg, count: 5003, seed: 11 });
+    cases.push(Case { dtype: DType::F16, op: Op::Sum, count: 4099, seed: 12 });
+    cases.push(Case { dtype: DType::BF16, op: Op::Max, count: 4099, seed: 13 });
+    if protocol != Protocol::Sentinel {
+        cases.push(Case { dtype: DType::I64, op: Op::Sum, count: 777, seed: 14 });
+        cases.push(Case { dtype: DType::U8, op: Op::Prod, count: 777, seed: 15 });
+        cases.push(Case { dtype: DType::F64, op: Op::Avg, count: 2049, seed: 16 });
+    }
+    cases
+}
+
+pub fn run() {
+    // Keeps the kernels loaded from one communicator to the next.
+    let keeper =
+        config(1).and_then(|c| Communicator::create_local(1, &c).map_err(|e| e.to_string()));
+    if let Err(why) = &keeper {
+        return check("a communicator of one rank", || Err(why.clone()));
+    }
+    for n in 1..=9 {
+        let mut partitions = vec![Islands::single(n)];
+        if n > 1 {
+            let half = n.div_ceil(2);
+            partitions.push(Islands::new(n, vec![(0..half).collect(), (half..n).collect()]));
+        }
+        for islands in partitions.into_iter().flatten() {
+            check(&format!("n={n} islands {islands}"), || every_way(n, &islands));
+        }
+    }
+}
+
+fn every_way(n: usize, islands: &Islands) -> Result<String, String> {
+    let base = Config { islands: Some(islands.clone()), ..config(n)? };
+    let all = cases(Protocol::Ll);
+    let expected = all
+        .iter()
+        .map(|case| case.expected(n, &base).map(|bits| (*case, bits)).map_err(|e| e.to_string()))
+        .collect::<Result<Vec<_>, String>>()?;
+    let mut ways = 0;
+    let exists = |a: &&Algorithm| schedule::exists(**a, islands);
+    for &algorithm in Algorithm::ALL.iter().filter(exists) {
+        for (protocol, direction) in WAYS {
+            let config = Config {
+                algorithm: Some(algorithm),
+                protocol: Some(protocol),
+                direction: Some(direction),
+                ..base.clone()
+            };
+            let comms = Communicator::create_local(n, &config)
+                .map_err(|e| format!("{algorithm} {protocol} {direction}: {e}"))?;
+            let known: Vec<_> = cases(protocol)
+                .into_iter()
+                .filter_map(|case| expected.iter().find(|(c, _)| *c == case))
+                .collect();
+            let together = Barrier::new(n);
+            on_ranks(comms, |comm| {
+                let rank = Rank::new(comm, 0, 1 << 20);
+                together.wait();
+                let rank = rank?;
+                let mut outcome = Ok(());
+                for (case, bits) in &known {
+                    let eager =
+                        rank.reduce(case).and_then(|got| differs(&got, bits, case, "eager"));
+                    let graph = capture(&rank, case);
+                    // What allocates or frees may wait for the whole GPU, hence for kernels that wait for this rank.
+                    together.wait();
+                    let replayed = graph
+                        .as_ref()
+                        .map_err(Clone::clone)
+                        .and_then(|graph| replay(&rank, graph, case, bits));
+                    together.wait();
+                    outcome = outcome.and(eager).and(replayed);
+                }
+                outcome
+            })
+            .map_err(|e| format!("{algorithm} {protocol} {direction}: {e}"))?;
+            ways += 1;
+        }
+    }
+    Ok(format!(
+        "{ways} ways, {} cases each, eager and {REPLAYS} replays of {CALLS} calls",
+        all.len()
+    ))
+}
+
+fn capture(rank: &Rank, case: &Case) -> Result<GraphExec, Error> {
+    rank.fill(case)?;
+    let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal)?;
+    for _ in 0..CALLS {
+        rank.call(case, None)?;
+    }
+    capture.end()?.instantiate()
+}
+
+fn replay(rank: &Rank, graph: &GraphExec, case: &Case, bits: &[u8]) -> Result<(), Error> {
+    for _ in 0..REPLAYS {
+        graph.launch(&rank.context.enter()?, rank.stream.as_ref())?;
+    }
+    rank.stream.synchronize()?;
+    match rank.comm.error() {
+        Some(error) => Err(error),
+        None => differs(&rank.result(case)?, bits, case, "replayed"),
+    }
+}
+
+fn differs(got: &[u8], expected: &[u8], case: &Case, how: &str) -> Result<(), Error> {
+    match got.iter().zip(expected).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(byte) => Err(Error::Internal(format!(
+            "{case:?}, {how}: element {} differs from the CPU's",
+            byte / case.dtype.size()
+        ))),
+    }
+}

@@ -1,0 +1,124 @@
+//! The kernels of a GPU, found by what they do. Loaded whole when a communicator is created, once per GPU and process.
+
+use crate::device::cuda::{Context, CudaVersion, Function, Module, Uuid};
+use crate::error::{Error, Result};
+use crate::launch::{pl_args, pl_table};
+use crate::types::{DType, Op, Protocol};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What `build.rs` compiled, or empty.
+static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));
+/// Of the compiler that made it; 0.0 if that is not known.
+const BUILT_WITH: &str = env!("PEERLANE_NVCC_VERSION");
+
+/// Operands that a kernel loads at once; the last serves any number, every type and operation.
+const FANS: [&str; 5] = ["1", "3", "7", "15", "any"];
+const ANY: usize = FANS.len() - 1;
+
+/// Every kernel, by data type, protocol and fan-in.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    functions: Vec<Option<Function<pl_args>>>,
+}
+
+type Cached = (Uuid, Option<PathBuf>, Weak<Kernels>);
+static CACHE: Mutex<Vec<Cached>> = Mutex::new(Vec::new());
+
+impl Kernels {
+    /// The kernels for `context`'s GPU: those built in, or those of the file `path`.
+    pub fn load(context: &Context, path: Option<&Path>) -> Result<Arc<Self>> {
+        let uuid = context.device().facts().uuid;
+        // Held while loading: the ranks of a process that share a GPU come at the same time.
+        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.retain(|(.., kernels)| kernels.strong_count() > 0);
+        let same = |(gpu, from, _): &&Cached| *gpu == uuid && from.as_deref() == path;
+        if let Some(kernels) = cache.iter().find(same).and_then(|(.., kernels)| kernels.upgrade()) {
+            return Ok(kernels);
+        }
+        let kernels = Arc::new(match path {
+            Some(path) => {
+                let image = std::fs::read(path).map_err(|e| {
+                    Error::os(format!("reading the kernels {} (PEERLANE_KERNELS)", path.display()), &e)
+                })?;
+                Self::from_image(context, &image, CudaVersion { major: 0, minor: 0 })?
+            }
+            None if BUILT_IN.is_empty() => {
+                return Err(Error::Unsupported(
+                    "this library was built where there was no nvcc, so it has no kernels for GPUs; build it with nvcc \
+                     (CUDA_HOME), or name a fatbin of cuda/kernels.cu in PEERLANE_KERNELS"
+                        .into(),
+                ))
+            }
+            None => Self::from_image(context, BUILT_IN, version(BUILT_WITH))?,
+        });
+        cache.push((uuid, path.map(Path::to_path_buf), Arc::downgrade(&kernels)));
+        Ok(kernels)
+    }
+
+    fn from_image(context: &Context, image: &[u8], built_with: CudaVersion) -> Result<Self> {
+        let module = Module::load(context, image, built_with)?;
+        let mut functions = Vec::new();
+        for &dtype in DType::ALL {
+            for &protocol in Protocol::ALL {
+                for (fan, suffix) in FANS.iter().enumerate() {
+                    let exists = if dtype.has_sentinel() {
+                        true
+                    } else {
+                        fan == ANY && protocol != Protocol::Sentinel
+                    };
+                    functions.push(match exists {
+                        true => Some(module.function(&format!(
+                            "pl_all_reduce_{}_{protocol}_{suffix}",
+                            short_name(dtype)
+                        ))?),
+                        false => None,
+                    });
+                }
+            }
+        }
+        Ok(Kernels { functions })
+    }
+
+    /// The kernel for a call over `table`.
+    pub fn get(
+        &self,
+        dtype: DType,
+        op: Op,
+        protocol: Protocol,
+        table: &pl_table,
+    ) -> Result<&Function<pl_args>> {
+        let hot = dtype.has_sentinel() && matches!(op, Op::Sum | Op::Avg);
+        let fan = match table.fan_in {
+            _ if !hot => ANY,
+            0..=1 => 0,
+            2..=3 => 1,
+            4..=7 => 2,
+            _ => 3,
+        };
+        let at = (dtype as usize * Protocol::ALL.len() + protocol as usize) * FANS.len() + fan;
+        let function = self.functions.get(at).and_then(Option::as_ref);
+        function.ok_or_else(|| Error::Internal(format!("no kernel for {dtype} {op} by {protocol}")))
+    }
+}
+
+fn version(text: &str) -> CudaVersion {
+    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+    CudaVersion { major: parts.next().unwrap_or(0), minor: parts.next().unwrap_or(0) }
+}
+
+/// As the kernels' names have it.
+fn short_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::I8 => "i8",
+        DType::U8 => "u8",
+        DType::I32 => "i32",
+        DType::U32 => "u32",
+        DType::I64 => "i64",
+        DType::U64 => "u64",
+        DType::F16 => "f16",
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        DType::BF16 => "bf16",
+    }
+}

@@ -1,0 +1,243 @@
+//! Set-up of a rank on a GPU, stage by stage. A lane that fails on any rank is given up by all, and all try the next one,
+//! unless the caller has pinned it; the reasons are kept and printed.
+
+use super::attempt::{agree, Failed, Outcome};
+use super::facts::{self, Facts, PEERS_PER_GPU};
+use super::kernels::Kernels;
+use super::rank::{GpuRank, Parts};
+use super::shape::ShapeRule;
+use super::slab::{Offer, Peer, Slab};
+use super::state::DeviceState;
+use crate::bootstrap::{Mesh, CHANNELS};
+use crate::comm::config::{Agreed, Config};
+use crate::comm::fault::Fault;
+use crate::comm::plans::Plans;
+use crate::comm::selftest;
+use crate::device::cuda::{Context, RelaxedThread};
+use crate::error::{Error, Result};
+use crate::lane::Layout;
+use crate::log::log;
+use crate::types::Lane;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+/// Other GPUs that a schedule may touch once a GPU has said that it has no room for as many as it could have.
+const FEW_PEERS: usize = 4;
+
+/// What set-up brings about.
+pub(in crate::comm) struct Ready {
+    pub plans: Plans,
+    pub gpu: GpuRank,
+    pub fault: Arc<Fault>,
+}
+
+/// What does not change from attempt to attempt.
+struct Setting<'a> {
+    agreed: &'a Agreed,
+    config: &'a Config,
+    facts: Vec<Facts>,
+    context: Context,
+    kernels: Arc<Kernels>,
+    rank: usize,
+}
+
+/// All stages from the GPU to the last test.
+pub(in crate::comm) fn set_up(mesh: &mut Mesh, agreed: &Agreed, config: &Config) -> Result<Ready> {
+    let rank = mesh.rank();
+    let looked = facts::look(config.device);
+    let facts = mesh.all_gather(
+        "look at the GPUs",
+        looked.as_ref().map(|(_, f)| f.clone()).map_err(Error::clone),
+    )?;
+    let (context, _) = looked?;
+
+    // Set-up has nothing to do with what somebody on this thread may be capturing.
+    let entered = context.enter();
+    let relaxed = entered.as_ref().map_err(Error::clone).and_then(RelaxedThread::new);
+    let kernels = relaxed
+        .as_ref()
+        .map_err(Error::clone)
+        .and_then(|_| Kernels::load(&context, config.kernels.as_deref()));
+    mesh.vote("load the kernels", kernels.as_ref().map(drop).map_err(Error::clone))?;
+    let setting =
+        Setting { agreed, config, facts, context: context.clone(), kernels: kernels?, rank };
+
+    let hole = setting
+        .plans(PEERS_PER_GPU)
+        .map(|(plans, _)| facts::hole(&setting.facts, rank, &plans.edges()));
+    // With too many GPUs for any schedule there is still the host-staged lane, which has no such limit.
+    let hole = hole.or_else(|error| match error {
+        Error::Unsupported(why) => Ok(Some(why)),
+        other => Err(other),
+    });
+    let holes = mesh.all_gather("compare peer access", hole)?;
+    let hole = holes.into_iter().flatten().next();
+    let lanes = facts::lanes(&setting.facts, hole.as_deref(), agreed.lane)?;
+
+    let mut notes: Vec<String> = hole.into_iter().collect();
+    let mut queue: VecDeque<(Lane, usize)> = lanes
+        .into_iter()
+        .map(|lane| (lane, if lane == Lane::Host { usize::MAX } else { PEERS_PER_GPU }))
+        .collect();
+    let mut first = None;
+    while let Some((lane, limit)) = queue.pop_front() {
+        match setting.attempt(mesh, lane, limit)? {
+            Ok(mut ready) => {
+                ready.gpu.describe(notes);
+                return Ok(ready);
+            }
+            Err(Failed { error, too_many_peers }) => {
+                log!(Warn, "rank {rank} of {}: lane {lane}: {error}", setting.facts.len());
+                notes.push(format!("lane {lane}: {error}"));
+                first.get_or_insert(error);
+                if too_many_peers && limit > FEW_PEERS {
+                    queue.push_front((lane, FEW_PEERS));
+                }
+            }
+        }
+    }
+    // Every rank has the same failures in the same order.
+    Err(match first {
+        Some(Error::Setup { rank, stage, .. }) if notes.len() > 1 => {
+            Error::Setup { rank, stage, reason: format!("no lane works: {}", notes.join("; ")) }
+        }
+        Some(error) => error,
+        None => Error::Internal("no lane was tried".into()),
+    })
+}
+
+/// What a rank has made of its own before it meets the others' slabs.
+struct Built {
+    plans: Plans,
+    layout: Layout,
+    state: Arc<DeviceState>,
+    slab: Arc<Slab>,
+    fd: Option<OwnedFd>,
+}
+
+impl Setting<'_> {
+    fn plans(&self, limit: usize) -> Result<(Plans, Layout)> {
+        let layout = Layout::new(self.agreed.slab_bytes, CHANNELS)?;
+        let admit = |tables: &[_]| facts::degree(&self.facts, tables) <= limit;
+        Ok((Plans::new(self.agreed.clone(), self.rank, &layout, admit)?, layout))
+    }
+
+    fn in_process(&self, rank: usize) -> bool {
+        self.facts[rank].process == self.facts[self.rank].process
+    }
+
+    fn build(&self, lane: Lane, limit: usize) -> Outcome<(Built, Offer)> {
+        let (plans, layout) = self.plans(limit)?;
+        let state = Arc::new(DeviceState::new(&self.context, Arc::clone(&self.kernels))?);
+        let slab = Arc::new(Slab::new(lane, &self.context, state.stream(), &layout)?);
+        let importers: Vec<u32> =
+            plans.edges().into_iter().filter(|&r| !self.in_process(r)).map(|r| r as u32).collect();
+        let (offer, fd) = slab.offer(&importers)?;
+        Ok((Built { plans, layout, state, slab, fd }, offer))
+    }
+
+    /// Everything over one lane. A failure that all ranks know of leaves nothing behind.
+    fn attempt(&self, mesh: &mut Mesh, lane: Lane, limit: usize) -> Result<Outcome<Ready>> {
+        let (built, offer) = match self.build(lane, limit) {
+            Ok((built, offer)) => (Ok(built), Ok(offer)),
+            Err(failed) => (Err(failed.clone()), Err(failed)),
+        };
+        let offers = match agree(mesh, "allocate the slabs", offer)? {
+            Ok(offers) => offers,
+            Err(failed) => {
+                if let Ok(built) = built {
+                    // Nobody has opened anything.
+                    (0..self.facts.len()).for_each(|r| built.slab.importer_gone(r));
+                }
+                return Ok(Err(failed));
+            }
+        };
+        let mut built = match built {
+            Ok(built) => built,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let slab = Arc::clone(&built.slab);
+        let outcome =
+            self.connect(mesh, lane, &mut built, &offers).and_then(|outcome| match outcome {
+                Ok(peers) => self.test(mesh, lane, built, peers),
+                Err(failed) => Ok(Err(failed)),
+            })?;
+        if outcome.is_err() && slab.waits_for_importers() {
+            // By now every rank has closed what it had opened.
+            mesh.vote("close the slabs", Ok(()))?;
+            (0..self.facts.len()).for_each(|r| slab.importer_gone(r));
+        }
+        Ok(outcome)
+    }
+
+    /// Opens the slabs of the ranks that some schedule has an edge to.
+    fn connect(
+        &self,
+        mesh: &mut Mesh,
+        lane: Lane,
+        built: &mut Built,
+        offers: &[Offer],
+    ) -> Result<Outcome<Vec<Option<Peer>>>> {
+        let n = self.facts.len();
+        let descriptors = lane != Lane::Ipc && (0..n).any(|r| !self.in_process(r));
+        let fds = match descriptors {
+            true => {
+                mesh.exchange_fds("share the slabs", Ok(built.fd.take().into_iter().collect()))?
+            }
+            false => Vec::new(),
+        };
+        let edges = built.plans.edges();
+        let open = |peer: usize| -> Outcome<Option<Peer>> {
+            if peer == self.rank || !edges.contains(&peer) {
+                return Ok(None);
+            }
+            let fd = fds.get(peer).and_then(|fds| fds.first());
+            Peer::open(lane, &self.context, &offers[peer], fd).map(Some)
+        };
+        let peers: Outcome<Vec<Option<Peer>>> = (0..n).map(open).collect();
+        let mapped = peers.as_ref().map(drop).map_err(Failed::clone);
+        Ok(agree(mesh, "map the slabs", mapped)?.and(peers))
+    }
+
+    /// Puts the rank together and lets all ranks test the lane with it.
+    fn test(
+        &self,
+        mesh: &mut Mesh,
+        lane: Lane,
+        built: Built,
+        peers: Vec<Option<Peer>>,
+    ) -> Result<Outcome<Ready>> {
+        let Built { plans, layout, state, slab, .. } = built;
+        let uuid = self.facts[self.rank].uuid;
+        let sharers = self.facts.iter().filter(|facts| facts.uuid == uuid).count() as u32;
+        let rule = ShapeRule::new(
+            self.facts[self.rank].sm_count,
+            sharers,
+            self.agreed.blocks,
+            self.agreed.threads,
+        );
+        let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
+        let peers = Mutex::new(peers);
+        let parts = Parts { lane, rule, state, slab, peers, layout, check: self.agreed.check };
+        let gpu =
+            GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, self.config.setup_deadline);
+        let ready = gpu.and_then(|gpu| gpu.test_buffers().map(|buffers| (gpu, buffers)));
+        let outcome = ready.as_ref().map(drop).map_err(|error| Failed::from(error.clone()));
+        if let Err(failed) = agree(mesh, "prepare the launches", outcome)? {
+            return Ok(Err(failed));
+        }
+        let (gpu, buffers) = ready?;
+        let nonces = mesh.all_gather("draw test data", selftest::nonce())?;
+        let ended = |error| {
+            fault.raise(error);
+        };
+        let tested = mesh.guard(ended, || gpu.self_test(&plans, &nonces, &buffers));
+        let tested = tested.and_then(|tested| tested).map_err(Failed::from);
+        if let Err(failed) = agree(mesh, "test the lane", tested)? {
+            return Ok(Err(failed));
+        }
+        gpu.set_deadline(self.config.deadline);
+        Ok(Ok(Ready { plans, gpu, fault }))
+    }
+}

@@ -1,0 +1,94 @@
+//! The shape of a launch. All blocks of all ranks that share a GPU must be resident together, because a block waits for
+//! what other ranks' blocks send; the rest of the GPU is for the kernels around the all-reduce.
+
+use crate::lane::longest_piece;
+use crate::launch::{pl_geometry, pl_table};
+use crate::types::Protocol;
+
+/// More than this many blocks brought nothing at any size that was measured.
+const MOST_BLOCKS: u32 = 14;
+const FEW_THREADS: u32 = 128;
+const MANY_THREADS: u32 = 256;
+/// Chunks of a block that are in flight at once, for the protocol that raises a flag per chunk.
+const CHUNKS_IN_FLIGHT: u64 = 4;
+
+/// What every launch of a rank keeps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShapeRule {
+    most_blocks: u32,
+    threads: Option<u32>,
+}
+
+/// Blocks, threads of each, and packs of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub blocks: u32,
+    pub threads: u32,
+    pub chunk_packs: u32,
+}
+
+impl ShapeRule {
+    /// For a GPU of `sm_count` multiprocessors that `sharers` ranks use: together they take a quarter at most, unless
+    /// `blocks` says otherwise.
+    pub fn new(sm_count: u32, sharers: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
+        let share = (sm_count / 4 / sharers.max(1)).clamp(1, MOST_BLOCKS);
+        ShapeRule { most_blocks: blocks.unwrap_or(share), threads }
+    }
+
+    /// For a step of `packs` packs: one pack of each piece per thread while there are blocks for it.
+    pub fn shape(
+        &self,
+        table: &pl_table,
+        geometry: &pl_geometry,
+        protocol: Protocol,
+        packs: u64,
+    ) -> Shape {
+        let longest = longest_piece(table, packs).max(1);
+        let roomy = longest > u64::from(self.most_blocks) * u64::from(FEW_THREADS);
+        let threads = self.threads.unwrap_or(if roomy { MANY_THREADS } else { FEW_THREADS });
+        let blocks = longest.div_ceil(threads.into()).min(self.most_blocks.into()) as u32;
+        let mut chunk = u64::from(threads);
+        if protocol == Protocol::Flagged {
+            let coarse = longest.div_ceil(u64::from(blocks) * CHUNKS_IN_FLIGHT);
+            chunk = chunk.max(coarse).max(longest.div_ceil(geometry.flag_chunks.max(1).into()));
+        }
+        Shape { blocks, threads, chunk_packs: chunk as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(rule: ShapeRule, protocol: Protocol, packs: u64) -> Shape {
+        // SAFETY: plain integers, for which zero is a value.
+        let (mut table, mut geometry): (pl_table, pl_geometry) = unsafe { std::mem::zeroed() };
+        (table.pieces, table.cut_den, table.cut_num[1]) = (1, 1, 1);
+        geometry.flag_chunks = 32;
+        rule.shape(&table, &geometry, protocol, packs)
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_fill_at_most_a_quarter_of_it() {
+        for sm_count in [20, 82, 132, 188] {
+            for sharers in 1..=16 {
+                let rule = ShapeRule::new(sm_count, sharers, None, None);
+                let blocks = step(rule, Protocol::Sentinel, 1 << 20).blocks;
+                assert!(blocks * sharers <= (sm_count / 4).max(sharers), "{sm_count} {sharers}");
+            }
+        }
+        assert_eq!(ShapeRule::new(132, 8, Some(40), None).most_blocks, 40);
+    }
+
+    #[test]
+    fn a_thread_takes_one_pack_while_there_are_blocks() {
+        let rule = ShapeRule::new(132, 1, None, None);
+        let shape = |packs| step(rule, Protocol::Sentinel, packs);
+        assert_eq!(shape(1), Shape { blocks: 1, threads: 128, chunk_packs: 128 });
+        assert_eq!(shape(896), Shape { blocks: 7, threads: 128, chunk_packs: 128 });
+        assert_eq!(shape(3584), Shape { blocks: 14, threads: 256, chunk_packs: 256 });
+        let bulk = step(rule, Protocol::Flagged, 1 << 20);
+        assert!(u64::from(bulk.chunk_packs) * 32 >= 1 << 20, "the flags are enough: {bulk:?}");
+        assert_eq!(step(ShapeRule { threads: Some(64), ..rule }, Protocol::Ll, 100).threads, 64);
+    }
+}
