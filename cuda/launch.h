@@ -171,6 +171,7 @@ typedef struct {
   uint64_t deadline_ns;
   uint64_t launch; /* id of this launch where the device has none of its own; not 0 */
   uint64_t call;
+  uint64_t signature; /* of the whole call, in the high 16 bits, the rest 0: differs where calls do; see flagged */
   uint32_t dtype, op, proto, algo;
   uint32_t chunk_packs;
   uint32_t check;       /* 1: exchange and compare pl_call first */

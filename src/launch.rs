@@ -321,6 +321,7 @@ pub struct pl_args {
     pub deadline_ns: u64,
     pub launch: u64,
     pub call: u64,
+    pub signature: u64,
     pub dtype: u32,
     pub op: u32,
     pub proto: u32,
@@ -332,7 +333,7 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2472usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2480usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
     ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
@@ -348,14 +349,15 @@ const _: () = {
         [::std::mem::offset_of!(pl_args, deadline_ns) - 2416usize];
     ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2424usize];
     ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2432usize];
-    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2440usize];
-    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2444usize];
-    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2448usize];
-    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2452usize];
+    ["Offset of field: pl_args::signature"][::std::mem::offset_of!(pl_args, signature) - 2440usize];
+    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2448usize];
+    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2452usize];
+    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2456usize];
+    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2460usize];
     ["Offset of field: pl_args::chunk_packs"]
-        [::std::mem::offset_of!(pl_args, chunk_packs) - 2456usize];
-    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2460usize];
-    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2464usize];
+        [::std::mem::offset_of!(pl_args, chunk_packs) - 2464usize];
+    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2468usize];
+    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2472usize];
     ["Offset of field: pl_args::host_staged"]
-        [::std::mem::offset_of!(pl_args, host_staged) - 2468usize];
+        [::std::mem::offset_of!(pl_args, host_staged) - 2476usize];
 };

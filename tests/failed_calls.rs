@@ -12,6 +12,7 @@ use peerlane::lane::{step_packs, Layout};
 use peerlane::schedule::{self, Islands};
 use peerlane::{Algorithm, DType, Direction, Error, Op, Protocol};
 use ranks::{config, data, expected, on_ranks, sum, sum_in_place};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -28,8 +29,73 @@ fn eventually(what: impl Fn() -> bool) {
     }
 }
 
-/// What rank 1 does after it has made some steps of rank 0's call.
-#[derive(Clone, Copy, Debug)]
+/// Memory whose end cannot be read until [`Stalled::release`]: a call that reads it stops there, between two steps.
+struct Stalled {
+    map: *mut u8,
+    bytes: usize,
+    /// Where the readable part ends; a whole page.
+    edge: usize,
+}
+
+static STALLED: AtomicUsize = AtomicUsize::new(0);
+static REACHED: AtomicBool = AtomicBool::new(false);
+static RELEASED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn wait_for_release(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the system hands a valid siginfo to the handler.
+    let at = unsafe { (*info).si_addr() } as usize;
+    let edge = STALLED.load(Ordering::SeqCst);
+    if edge == 0 || at < edge {
+        // SAFETY: a real fault: the default action ends the process when the access is made again.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        return;
+    }
+    REACHED.store(true, Ordering::SeqCst);
+    while !RELEASED.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+}
+
+impl Stalled {
+    /// `count` floats in which reading stops before element `stop`.
+    fn new(values: &[f32], stop: usize) -> (Self, *const f32) {
+        let page = 4096;
+        let before = (stop * 4).div_ceil(page) * page;
+        let bytes = before + ((values.len() - stop) * 4).div_ceil(page) * page;
+        // SAFETY: a new private mapping; the values fit it; only its end is protected.
+        unsafe {
+            let (prot, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let map = libc::mmap(std::ptr::null_mut(), bytes, prot, flags, -1, 0).cast::<u8>();
+            assert_ne!(map as isize, -1);
+            let input = map.add(before - stop * 4).cast::<f32>();
+            input.copy_from_nonoverlapping(values.as_ptr(), values.len());
+            let edge = map as usize + before;
+            assert_eq!(libc::mprotect(edge as *mut _, bytes - before, libc::PROT_NONE), 0);
+            REACHED.store(false, Ordering::SeqCst);
+            RELEASED.store(false, Ordering::SeqCst);
+            STALLED.store(edge, Ordering::SeqCst);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = wait_for_release as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut()), 0);
+            (Stalled { map, bytes, edge }, input)
+        }
+    }
+
+    fn release(&self) {
+        let length = self.map as usize + self.bytes - self.edge;
+        // SAFETY: the end of our own mapping.
+        unsafe { libc::mprotect(self.edge as *mut _, length, libc::PROT_READ) };
+        RELEASED.store(true, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: plain memory, released from another thread than the one that reads it.
+unsafe impl Sync for Stalled {}
+
+/// What becomes of rank 1 in the middle of the call.
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
     Nothing,
     Abort,
@@ -52,56 +118,81 @@ fn a_call_that_fails_between_its_steps_keeps_what_is_done_and_fills_the_rest() {
         ..config(2)
     };
     let count = 6 * step + 123;
-    for then in [Then::Nothing, Then::Abort, Then::Leave] {
+    for (then, done, in_place) in [
+        (Then::Nothing, 0, false),
+        (Then::Nothing, 3, false),
+        (Then::Nothing, 3, true),
+        (Then::Abort, 0, true),
+        (Then::Abort, 3, false),
+        (Then::Abort, 3, true),
+        // A rank cannot leave in the middle of a call of its own.
+        (Then::Leave, 0, false),
+        (Then::Leave, 0, true),
+    ] {
         // Where nobody speaks up only the deadline ends the wait.
         let deadline = match then {
             Then::Nothing => Duration::from_millis(300),
             _ => config.deadline,
         };
         let config = Config { deadline, ..config.clone() };
-        for (done, in_place) in [(0, false), (3, false), (3, true)] {
-            let here = format!("{then:?} after {done} steps, in place: {in_place}");
-            on_ranks(Communicator::create_local(2, &config).unwrap(), |comm| {
-                if comm.rank() == 1 {
-                    // The same message, cut short: its steps are those that rank 0 begins with.
-                    let mut output = vec![0.0; done * step];
-                    sum(&comm, &data(1, 0, count)[..done * step], &mut output, None).unwrap();
-                    assert_eq!(comm.stats().steps, done as u64, "{here}");
-                    match then {
-                        Then::Nothing => eventually(|| comm.error().is_some()),
-                        Then::Abort => comm.abort(),
-                        Then::Leave => return,
-                    }
-                    // From then on whatever is called fails, and fills.
-                    let mut output = vec![5.0; 9];
-                    let error = sum(&comm, &[1.0; 9], &mut output, None).unwrap_err();
-                    assert!(all_nan(&output), "{here}");
-                    assert_eq!(Some(error), comm.error());
+        let here = format!("{then:?} after {done} steps, in place: {in_place}");
+        let over = AtomicBool::new(false);
+        on_ranks(Communicator::create_local(2, &config).unwrap(), |comm| {
+            if comm.rank() == 1 {
+                if then == Then::Leave {
                     return;
                 }
-                let mut output = data(0, 0, count);
-                let result = if in_place {
-                    sum_in_place(&comm, &mut output)
-                } else {
-                    output.fill(5.0);
-                    sum(&comm, &data(0, 0, count), &mut output, None)
-                };
-                let error = result.unwrap_err();
-                match then {
-                    Then::Nothing => {
-                        let named = matches!(&error, Error::Deadline { rank: 0, peer: 1, .. });
-                        assert!(named, "{here}: {error}");
+                let (memory, input) = Stalled::new(&data(1, 0, count), done * step);
+                let mut output = vec![5.0; count];
+                let (address, to) = (input as usize, output.as_mut_ptr() as usize);
+                std::thread::scope(|scope| {
+                    let call = scope.spawn(|| {
+                        let (input, output) = (address as *const _, to as *mut _);
+                        // SAFETY: `count` elements in both, which live until the scope's end.
+                        unsafe { comm.all_reduce(input, output, count, DType::F32, Op::Sum, None) }
+                    });
+                    eventually(|| REACHED.load(Ordering::SeqCst));
+                    if then == Then::Abort {
+                        comm.abort();
                     }
-                    Then::Abort => assert_eq!(error, Error::Aborted { rank: 1 }, "{here}"),
-                    Then::Leave => assert_eq!(error, Error::RankLeft { rank: 1 }, "{here}"),
+                    // Not before: rank 0 takes what is there when it gives up.
+                    eventually(|| over.load(Ordering::SeqCst));
+                    memory.release();
+                    assert_eq!(call.join().unwrap().err(), comm.error(), "{here}");
+                });
+                // Its own step was under way: the data had all come, or it is filled.
+                assert!(output[..done * step] == expected(2, 0, count)[..done * step], "{here}");
+                assert!(all_nan(&output[(done + 1) * step..]), "{here}");
+                // From then on whatever is called fails, and fills.
+                let mut output = vec![5.0; 9];
+                let error = sum(&comm, &[1.0; 9], &mut output, None).unwrap_err();
+                assert!(all_nan(&output), "{here}");
+                assert_eq!(Some(error), comm.error());
+                return;
+            }
+            let mut output = data(0, 0, count);
+            let result = if in_place {
+                sum_in_place(&comm, &mut output)
+            } else {
+                output.fill(5.0);
+                sum(&comm, &data(0, 0, count), &mut output, None)
+            };
+            over.store(true, Ordering::SeqCst);
+            let error = result.unwrap_err();
+            match then {
+                Then::Nothing => {
+                    let named = matches!(&error, Error::Deadline { rank: 0, peer: 1, .. });
+                    assert!(named, "{here}: {error}");
                 }
-                let (sums, rest) = output.split_at(done * step);
-                assert!(sums == &expected(2, 0, count)[..done * step], "{here}");
-                assert!(all_nan(rest), "{here}");
-                // A call that comes after the abort is refused before it counts.
-                assert_eq!(comm.stats().failed, comm.stats().calls, "{here}");
-            });
-        }
+                Then::Abort => assert_eq!(error, Error::Aborted { rank: 1 }, "{here}"),
+                Then::Leave => assert_eq!(error, Error::RankLeft { rank: 1 }, "{here}"),
+            }
+            let (sums, rest) = output.split_at(done * step);
+            assert!(sums == &expected(2, 0, count)[..done * step], "{here}");
+            assert!(all_nan(rest), "{here}");
+            // A call that comes after the abort is refused before it counts.
+            assert_eq!(comm.stats().failed, comm.stats().calls, "{here}");
+        });
     }
 }
 

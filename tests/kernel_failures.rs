@@ -239,6 +239,58 @@ fn different_calls_are_refused_and_the_record_says_what_differs() {
     assert_eq!(mismatch(|a| (a.op, a.count) = (PL_MIN, 998)).0.phase, 5);
 }
 
+/// Rank 1 of 3 takes the maximum where the others sum; `signature` is its call's.
+fn another_op(pull: bool, build: common::world::Builder, signature: u64) -> (World, Vec<Vec<u64>>) {
+    let mut world = World::new(3, Protocol::Flagged, pull, build);
+    world.signature = 7 << 48;
+    world.deadline_ns = 5_000 * MS;
+    let call = Call { seed: 8, dtype: DType::I32, ..PLAIN };
+    world.run(&[Call { dtype: DType::I32, ..PLAIN }, call]);
+    let outputs = std::thread::scope(|scope| {
+        let threads = [0, 1, 2].map(|r| {
+            let world = &world;
+            scope.spawn(move || {
+                let buffers = Buffers::new(r, &call);
+                let mut rank = buffers.kernel_args(world, r, &call);
+                if r == 1 {
+                    (rank.args.op, rank.args.signature) = (PL_MAX, signature);
+                }
+                // SAFETY: the world and the buffers live.
+                unsafe { peerlane::device::cpu::all_reduce(&rank.args) }.unwrap();
+                buffers.output(&call)
+            })
+        });
+        threads.map(|t| t.join().unwrap()).to_vec()
+    });
+    (world, outputs)
+}
+
+#[test]
+fn a_flag_of_another_call_is_taken_for_no_data_and_ends_the_wait() {
+    for build in [one_shot, two_shot] {
+        for pull in [false, true] {
+            // The lowest and the highest bit of a signature.
+            for bit in [48, 63] {
+                let (world, outputs) = another_op(pull, build, 7 << 48 ^ 1 << bit);
+                for (r, output) in outputs.iter().enumerate() {
+                    assert!(output.iter().all(|&v| v == 0), "rank {r} got a sum of two calls");
+                    let (s, c) = (world.state(r), world.channel(r));
+                    assert_eq!(
+                        (s.abort, s.record.reason),
+                        (PL_REASON_MISMATCH, PL_REASON_MISMATCH)
+                    );
+                    assert_eq!((s.record.phase, s.record.step, c.epoch), (64, 3, 3));
+                    assert!(s.record.rank == 1 || s.record.peer == 1, "{:?}", s.record);
+                }
+            }
+            // Control: without a signature the flags match, and ranks get results that differ.
+            let (world, outputs) = another_op(pull, build, 7 << 48);
+            assert!((0..3).all(|r| world.state(r).abort == 0));
+            assert!(outputs[0].iter().any(|&v| v != 0));
+        }
+    }
+}
+
 #[test]
 fn what_no_kernel_exists_for_is_refused_before_anything_happens() {
     let world = World::new(2, Protocol::Sentinel, false, one_shot);

@@ -108,6 +108,9 @@ impl Fault {
     }
 }
 
+/// In a mismatch's record: found by the flags' signature, so nothing is known about the other call (`cuda/wait.cuh`).
+const DIFFERS_SIGNATURE: u32 = 64;
+
 /// What the rank itself was doing, to say how it differs.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnCall {
@@ -133,6 +136,11 @@ pub(crate) fn error_of(record: &pl_record, rank: u32, own: Option<OwnCall>) -> E
         PL_REASON_ABORTED => Error::Aborted { rank: record.rank },
         PL_REASON_CONCURRENT => Error::Concurrent { rank: record.rank },
         PL_REASON_CLOSED => Error::Closed,
+        PL_REASON_MISMATCH if record.phase == DIFFERS_SIGNATURE => Error::Mismatch(format!(
+            "in step {} rank {} made another call (count, type, operation or order) than rank {}, which called {} bytes; \
+             set PEERLANE_CHECK=1 to learn how they differ",
+            record.step, record.peer, record.rank, record.bytes
+        )),
         PL_REASON_LEFT => Error::RankLeft { rank: record.peer },
         PL_REASON_MISMATCH => {
             let name = |dtype: u32, op: u32| {

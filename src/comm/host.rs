@@ -3,6 +3,7 @@
 use super::call::Call;
 use super::fault::{Fault, OwnCall};
 use super::plans::Plan;
+use super::signature::signature;
 use crate::device::cpu;
 use crate::error::{Error, Result};
 use crate::lane::{longest_piece, HostSlab, Layout, Mapping};
@@ -188,6 +189,7 @@ impl HostRank {
         args.partial = self.partial.as_mut_ptr().cast();
         args.deadline_ns = self.deadline_ns;
         args.call = self.calls;
+        args.signature = signature(call, choice);
         args.dtype = call.dtype as u32;
         args.op = call.op as u32;
         args.check = self.check.into();

@@ -11,6 +11,7 @@
 //! | `gpu` | a rank on a GPU |
 //! | `fault` | the first error, kept for good |
 //! | `group` | calls noted until the group's end |
+//! | `signature` | differs where calls do; travels in the flags |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
 mod call;
@@ -25,6 +26,7 @@ mod host;
 mod order;
 mod plans;
 mod selftest;
+mod signature;
 mod stats;
 
 pub use communicator::Communicator;

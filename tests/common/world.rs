@@ -50,6 +50,8 @@ pub struct World {
     partials: Vec<Block>,
     pub deadline_ns: u64,
     pub check: bool,
+    /// Of all ranks' calls; a test that wants them to differ changes the arguments.
+    pub signature: u64,
 }
 
 /// One all-reduce, as every rank makes it.
@@ -133,6 +135,7 @@ impl World {
             partials: (0..n).map(|_| Block::new(MAX_PACKS * 32, 0)).collect(),
             deadline_ns: 20_000_000_000,
             check: false,
+            signature: 0,
         }
     }
 
@@ -198,6 +201,7 @@ impl World {
                 deadline_ns: self.deadline_ns,
                 launch: LAUNCH.fetch_add(1, Ordering::Relaxed),
                 call: call.seed,
+                signature: self.signature,
                 dtype: call.dtype as u32,
                 op: call.op as u32,
                 proto: self.proto as u32,

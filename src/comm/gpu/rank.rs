@@ -9,6 +9,7 @@ use crate::comm::call::Call;
 use crate::comm::fault::{error_of, Fault};
 use crate::comm::plans::{Plan, Plans};
 use crate::comm::selftest;
+use crate::comm::signature::signature;
 use crate::device::cpu::partial_bytes;
 use crate::device::cuda::{
     keep_with_graph, memory, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event,
@@ -253,6 +254,7 @@ impl GpuRank {
         }
         args.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
         args.call = number;
+        args.signature = signature(call, plan.choice);
         args.dtype = call.dtype as u32;
         args.op = call.op as u32;
         let (mut steps, mut done) = (0, 0u64);
