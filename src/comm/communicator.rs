@@ -213,7 +213,7 @@ impl Communicator {
         stream: *mut c_void,
         channel: Option<usize>,
     ) -> Result<()> {
-        if let Engine::Cpu(_) = &self.inner.engine {
+        if self.inner.engine.is_cpu() {
             return Err(Error::InvalidArgument(
                 "a CUDA stream for a communicator of the CPU".into(),
             ));
@@ -235,7 +235,7 @@ impl Communicator {
         self.inner.plans.choose(call.bytes(), call.dtype)?;
         self.inner.owner.require()?;
         if let Some(error) = self.inner.error() {
-            if let Engine::Cpu(_) = &self.inner.engine {
+            if self.inner.engine.is_cpu() {
                 call.fill_failed(0);
             }
             return Err(error);

@@ -29,6 +29,13 @@ pub(super) enum Engine {
     Cuda(super::gpu::GpuRank),
 }
 
+impl Engine {
+    /// Whether buffers are host memory and calls run on the host's threads.
+    pub fn is_cpu(&self) -> bool {
+        matches!(self, Engine::Cpu(_))
+    }
+}
+
 /// A rank of the CPU device and the order of its calls.
 pub(super) struct CpuEngine {
     pub order: Order,

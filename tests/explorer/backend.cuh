@@ -188,12 +188,9 @@ inline void user_load(Raw& r, const void* p, uint32_t, uint32_t bytes) {
 }
 inline void partial_load(Raw& r, const void* p, bool wide) { memcpy(r.w, p, wide ? 32 : 16); }
 inline void slab_load(Raw& r, const void* p, bool wide) {
-  for (uint32_t i = 0; i < (wide ? 8 : 4); ++i)
-    r.w[i] = load<uint32_t>(static_cast<const uint32_t*>(p) + i);
+  for (uint32_t i = 0; i < (wide ? 8 : 4); ++i) r.w[i] = load<uint32_t>(static_cast<const uint32_t*>(p) + i);
 }
-inline void slab_store(void* p, const Raw& r, uint32_t, bool wide) {
-  publish_bytes(p, r.w, wide ? 32 : 16);
-}
+inline void slab_store(void* p, const Raw& r, uint32_t, bool wide) { publish_bytes(p, r.w, wide ? 32 : 16); }
 template <class T>
 inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.w, bytes);
@@ -202,9 +199,7 @@ template <class T>
 struct Fill {
   Raw& r;
   explicit Fill(Raw& raw) : r(raw) {}
-  void set(uint32_t i, T v) {
-    memcpy(reinterpret_cast<char*>(r.w) + i % (32 / sizeof(T)) * sizeof(T), &v, sizeof(T));
-  }
+  void set(uint32_t i, T v) { memcpy(reinterpret_cast<char*>(r.w) + i % (32 / sizeof(T)) * sizeof(T), &v, sizeof(T)); }
 };
 template <class T>
 struct Out {
@@ -251,16 +246,12 @@ inline void user_load(Raw& r, const void* p, uint32_t packs, uint32_t bytes) {
     r.own();
   }
 }
-inline void partial_load(Raw& r, const void* p, bool) {
-  r.p = static_cast<const unsigned char*>(p);
-}
+inline void partial_load(Raw& r, const void* p, bool) { r.p = static_cast<const unsigned char*>(p); }
 inline void slab_load(Raw& r, const void* p, bool) {
   world->before_load(p);
   r.p = static_cast<const unsigned char*>(p);
 }
-inline void slab_store(void* p, const Raw& r, uint32_t bytes, bool) {
-  publish_bytes(p, r.p, bytes);
-}
+inline void slab_store(void* p, const Raw& r, uint32_t bytes, bool) { publish_bytes(p, r.p, bytes); }
 template <class T>
 inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.p, bytes);

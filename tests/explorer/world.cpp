@@ -133,8 +133,7 @@ Fiber* World::choose() {
 void World::reschedule() {
   ++events_;
   // Once every thread polls in vain, only a delivery changes anything.
-  if (pending_ != 0 && (random(256) < deliver_chance_ || fails_ > 2 * live_))
-    deliver_some(1 + random(burst_));
+  if (pending_ != 0 && (random(256) < deliver_chance_ || fails_ > 2 * live_)) deliver_some(1 + random(burst_));
   Fiber* next = choose();
   if (next == nullptr) {
     stuck_ = live_ != 0;
@@ -245,8 +244,7 @@ void World::enqueue(uint32_t to, void* p, uint64_t value, uint32_t bytes, const 
 // write.
 void World::own_writes_first(uintptr_t at) {
   const uintptr_t offset = at - uintptr_t(c->arena);
-  if (offset < uintptr_t(c->n) << c->slab_log2 && in_flight_[word_of(offset)] >> now->rank & 1)
-    drain(now->rank);
+  if (offset < uintptr_t(c->n) << c->slab_log2 && in_flight_[word_of(offset)] >> now->rank & 1) drain(now->rank);
 }
 
 // Notes that the rank has a write on the way to these words, or has no more.
@@ -267,10 +265,8 @@ void World::deliver(Queue& q, uint32_t rank, size_t index) {
   q.writes[index] = q.writes[q.head];
   if (++q.head == q.writes.size()) q.head = 0, q.writes.clear();
   const uint32_t to = uint32_t((w.at - uintptr_t(c->arena)) >> c->slab_log2);
-  const bool mirrored =
-      c->mirror_from != c->mirror_to && rank == c->mirror_from && to == c->mirror_to;
-  if (++writes_ != c->drop_at && !mirrored)
-    memcpy(reinterpret_cast<void*>(w.at), &w.value, w.bytes);
+  const bool mirrored = c->mirror_from != c->mirror_to && rank == c->mirror_from && to == c->mirror_to;
+  if (++writes_ != c->drop_at && !mirrored) memcpy(reinterpret_cast<void*>(w.at), &w.value, w.bytes);
   toggle_in_flight(rank, w);
   const uint32_t writer = rank * MAX_THREADS + w.thread;
   landed_[writer][w.number] = 1;
@@ -322,8 +318,7 @@ uint64_t World::epoch() const {
 }
 
 bool World::is_data_flag(const void* p) const {
-  const uintptr_t in_slab =
-      (uintptr_t(p) - uintptr_t(c->arena)) & ((uintptr_t(1) << c->slab_log2) - 1);
+  const uintptr_t in_slab = (uintptr_t(p) - uintptr_t(c->arena)) & ((uintptr_t(1) << c->slab_log2) - 1);
   const pl_geometry& g = now->args->geo;
   const uint64_t bytes = uint64_t(now->args->table.flag_slots) * g.flag_chunks * 64;
   return in_slab >= g.flags && in_slab < g.flags + g.flags_half_bytes + bytes;
@@ -338,8 +333,8 @@ explorer_outcome World::run(const explorer_case& which) {
   for (int i = 0; i < 4; ++i) random(2);
   // How this seed's box behaves: prompt or lazy fabric, bursts, order or none, long or short turns,
   // a slow rank, a slow link.
-  const uint32_t chances[] = {8, 40, 128, 230}, bursts[] = {1, 4, 16, 100},
-                 windows[] = {1, 4, 1 << 30, 1 << 30}, stays[] = {0, 3, 15, 100};
+  const uint32_t chances[] = {8, 40, 128, 230}, bursts[] = {1, 4, 16, 100}, windows[] = {1, 4, 1 << 30, 1 << 30},
+                 stays[] = {0, 3, 15, 100};
   deliver_chance_ = chances[random(4)];
   burst_ = bursts[random(4)];
   window_ = windows[random(4)];

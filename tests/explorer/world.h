@@ -139,8 +139,7 @@ class World {
   std::vector<std::vector<uint8_t>> landed_;  // per thread: which of its writes, by number
   std::vector<uint32_t> oldest_;              // per thread: its oldest write in flight
   std::vector<uint32_t> issued_;
-  std::vector<uint8_t>
-      in_flight_;  // per 4-byte word of the arena, a bit per writing rank: at most one write each
+  std::vector<uint8_t> in_flight_;  // per 4-byte word of the arena, a bit per writing rank: at most one write each
   std::unique_ptr<char[]> stacks_;
   size_t stack_count_ = 0;
   void* main_sp_ = nullptr;

@@ -1,7 +1,7 @@
 //! What surrounds a communicator's calls: signals, ends without destroy, limits, namespaces, strangers; and what may be done
 //! with several communicators.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::exit, clippy::print_stdout)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::exit, clippy::print_stdout, clippy::print_stderr)]
 
 mod process;
 mod surroundings;

@@ -26,9 +26,7 @@ struct Rank {
   bool wrong = false;
 };
 
-int32_t element(uint32_t rank, uint32_t step, uint64_t i) {
-  return int32_t(rank * 1000003 + step * 7919 + i * 31);
-}
+int32_t element(uint32_t rank, uint32_t step, uint64_t i) { return int32_t(rank * 1000003 + step * 7919 + i * 31); }
 
 // Calls of changing size, in place and not.
 void* run(void* arg) {
