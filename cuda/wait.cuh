@@ -15,8 +15,8 @@ constexpr uint32_t YIELDS_PER_LOOK = 4;
 // core: from then on it gives the core away.
 constexpr uint32_t POLLS_BEFORE_YIELD = 1000;
 
-// A bit of a mismatch's record beside those of step.cuh: flags of one step with different signatures. What the other rank
-// calls is then not known.
+// A bit of a mismatch's record beside those of step.cuh: flags of one step with different signatures. What the other
+// rank calls is then not known.
 constexpr uint32_t DIFFERS_SIGNATURE = 64;
 
 // The host's word lies in host memory: a load of it crosses the link, so it is looked at more rarely still, every few
