@@ -9,14 +9,12 @@
 //   bytes. In a block the barrier in between makes every thread's stores part of thread t's release, and every thread's
 //   loads follow thread t's acquire.
 // - A flag is the epoch, compared for equality. With `>=` over a wrapped value, a flag last used long ago would count
-// as
-//   arrived. A flag of the other half has the other parity and never matches.
+//   as arrived. A flag of the other half has the other parity and never matches.
 // - The high 16 bits of the flag also carry the call's signature, by exclusive or. Epochs stay below 2^48 (at a step
-// per
-//   microsecond for nine years), so a flag of another epoch differs in the low 48 bits, and one of this epoch differs
-//   in the high 16 exactly where the signature does. A rank therefore takes data only from ranks that make the same
-//   call, and every output needs every input: over a chain of accepted flags, so from ranks of one signature alone.
-//   Where one rank calls differently, no rank finishes the step: nobody gets a sum of two calls' data.
+//   per microsecond for nine years), so a flag of another epoch differs in the low 48 bits, and one of this epoch
+//   differs in the high 16 exactly where the signature does. A rank therefore takes data only from ranks that make the
+//   same call, and every output needs every input: over a chain of accepted flags, so from ranks of one signature
+//   alone. Where one rank calls differently, no rank finishes the step: nobody gets a sum of two calls' data.
 // - Two halves are enough: a rank that has finished step k+1 has had data of step k+1 from (transitively) every rank,
 //   and each had finished step k, reads included, before it sent that. So nobody overwrites, in step k+2, data or a
 //   flag that somebody still needs in step k. The same holds for pull, where it is the writer's own slot that must have

@@ -152,7 +152,7 @@ fn tags_that_may_recur_must_be_cleared() {
         }
         p
     };
-    caught("no clear", 10, planted, |p| p.control = control::NO_CLEAR);
+    caught("no clear", 60, planted, |p| p.control = control::NO_CLEAR);
 }
 
 /// One-shot over two ranks, where rank 0 stores its result over its input before it has sent that.

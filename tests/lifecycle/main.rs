@@ -1,7 +1,13 @@
 //! What surrounds a communicator's calls: signals, ends without destroy, limits, namespaces, strangers; and what may be done
 //! with several communicators.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::exit, clippy::print_stdout, clippy::print_stderr)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::exit,
+    clippy::print_stdout,
+    clippy::print_stderr
+)]
 
 mod process;
 mod surroundings;
@@ -73,14 +79,20 @@ fn a_thousand_communicators_leave_nothing_behind() {
     let dir = Dir::new();
     let measure = |task: &str| {
         let mut rank = start(&dir.id(), 1, 0, task, &[]);
-        (rank.hears("early").unwrap(), rank.hears("late").unwrap())
+        let numbers = |text: String| -> Vec<usize> {
+            text.trim_matches(['[', ']']).split(", ").map(|n| n.parse().unwrap()).collect()
+        };
+        (numbers(rank.hears("early").unwrap()), numbers(rank.hears("late").unwrap()))
     };
+    // The allocator maps and unmaps as it likes; a leak of one mapping per communicator would be hundreds.
+    let is_flat =
+        |early: &[usize], late: &[usize]| early[..2] == late[..2] && late[2] <= early[2] + 16;
     let (early, late) = measure("cycles 1000 -");
-    println!("descriptors, threads, mappings after 100 and after 1000: {early} {late}");
-    assert_eq!(early, late);
-    // Control: communicators that are forgotten do show.
+    println!("descriptors, threads, mappings after 100 and after 1000: {early:?} {late:?}");
+    assert!(is_flat(&early, &late));
+    // Control: communicators that are forgotten do show, in each of the three.
     let (early, late) = measure("cycles 20 leak");
-    assert_ne!(early, late);
+    assert!((0..3).all(|i| late[i] > early[i] + 16), "{early:?} {late:?}");
 }
 
 #[test]

@@ -177,7 +177,7 @@ fn strangers_at_the_socket_do_not_keep_ranks_from_creating() {
             // Dropped in the middle of it, most likely.
             let _ = connect().write_all(&vec![0xa5; length]);
         }
-        let mut oversized = b"pl-rdv\r\n\x01\0\0\0\x01\0\0\0".to_vec();
+        let mut oversized = b"pl-rdv\r\n\x02\0\0\0\x01\0\0\0".to_vec();
         oversized.extend(&id.as_bytes()[16..32]);
         oversized.extend(u32::MAX.to_le_bytes());
         oversized.extend([0; 64]);
