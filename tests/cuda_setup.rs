@@ -174,7 +174,7 @@ fn more_gpus_than_one_has_room_for_get_a_schedule_with_fewer_peers() {
             let gpu = |rank: usize| rank as u32;
             let limit = std::env::var("FAKECUDA_PEER_LIMIT").unwrap();
             // Plain allocations, for which the limit holds in the driver too.
-            let config = Config { slab_bytes: Some(2 << 20), ..config(12) };
+            let config = Config { slab_bytes: Some(4 << 20), ..config(12) };
             let comms = alike(create(12, &config, gpu), &limit).unwrap();
             let text = comms[0].explain(1 << 20, DType::BF16).unwrap();
             match limit.as_str() {
