@@ -132,8 +132,8 @@ PL_FN void give_up(Step& s) {
     if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
     PL_ROLL
     for (uint32_t k = 0; k < 2; ++k) {
-      char* to = reinterpret_cast<char*>(k == 0 ? &s.a.state->record : &s.a.report->record);
       if (k == 1 && s.a.report == nullptr) break;
+      char* to = reinterpret_cast<char*>(k == 0 ? &s.a.state->record : &s.a.report->record);
       PL_ROLL
       for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
       dev::flag_release(to + 8 * RECORD_WORDS, 1);

@@ -39,6 +39,7 @@ void* run(void* arg) {
   a->table = *r.table;
   a->geo.data = DATA;
   a->geo.half_bytes = r.c.one_half ? 0 : HALF;
+  a->geo.rotation = 1;
   a->geo.slot_bytes = HALF / r.table->slots / 128 * 128;
   a->geo.flags = FLAGS;
   a->geo.flags_half_bytes = r.c.one_half ? 0 : FLAGS_HALF;
