@@ -153,7 +153,7 @@ typedef struct {
   uint64_t calls;             /* pl_call[2][16], of the channel */
   uint64_t ll, ll_half_bytes; /* the channel's ll region, whose old tags a step of any protocol may have to clear */
   uint32_t flag_chunks;       /* most chunks per slot */
-  uint32_t rotation;          /* number of buffers in the data region, less one: 1, 3 or 7; 1 for ll and sentinel */
+  uint32_t rotation; /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll and sentinel */
 } pl_geometry;
 
 typedef struct {
