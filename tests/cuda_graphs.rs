@@ -118,7 +118,8 @@ fn a_capture_may_fork_and_join() {
             let side = Stream::new(&rank.context, 0).unwrap();
             let (fork, join) =
                 (Event::new(&rank.context).unwrap(), Event::new(&rank.context).unwrap());
-            let capture = Capture::begin(&rank.stream, CaptureMode::Global).unwrap();
+            // Not global: the other rank's thread may still allocate, which a global capture forbids to all threads.
+            let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
             {
                 let entered = rank.context.enter().unwrap();
                 fork.record(&entered, rank.stream.as_ref()).unwrap();
