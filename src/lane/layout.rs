@@ -144,12 +144,7 @@ pub fn step_rows(
 }
 
 /// Packs that a slot holds in whatever form they travel.
-fn slot_packs(
-    geometry: &pl_geometry,
-    table: &pl_table,
-    dtype: DType,
-    protocol: Protocol,
-) -> u64 {
+fn slot_packs(geometry: &pl_geometry, table: &pl_table, dtype: DType, protocol: Protocol) -> u64 {
     let widened = table.phase.iter().take(usize::from(table.phases)).any(|p| p.wire_f32 != 0);
     let elements = PACK_BYTES / dtype.size();
     let pack = elements * if widened { dtype.acc_size() } else { dtype.size() };

@@ -129,9 +129,11 @@ impl Kernels {
             4..=7 => 1,
             _ => 2,
         };
-        let at = (Self::normed(dtype)? * Protocol::ALL.len() + protocol as usize) * FUSED_FANS.len();
+        let at =
+            (Self::normed(dtype)? * Protocol::ALL.len() + protocol as usize) * FUSED_FANS.len();
         let function = self.fused.get(at + fan);
-        function.ok_or_else(|| Error::Internal(format!("no fused kernel for {dtype} by {protocol}")))
+        function
+            .ok_or_else(|| Error::Internal(format!("no fused kernel for {dtype} by {protocol}")))
     }
 
     /// The kernel for add + RMSNorm by itself.

@@ -59,7 +59,10 @@ impl ShapeRule {
 
     /// For a fused step of `rows` rows, each of which is one block's: its norm needs all of it.
     pub fn rows(&self, rows: u64) -> Shape {
-        Shape { threads: self.threads.unwrap_or(MANY_THREADS), ..Self::blocks_for(rows, self.most_blocks) }
+        Shape {
+            threads: self.threads.unwrap_or(MANY_THREADS),
+            ..Self::blocks_for(rows, self.most_blocks)
+        }
     }
 
     /// For a norm by itself, which waits for nobody and may have the whole GPU.
