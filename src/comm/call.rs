@@ -121,9 +121,10 @@ impl Norm {
         })
     }
 
-    /// Points a step's arguments at its part, which begins at element `done` of the call.
+    /// Points a step's arguments at its part, `count` elements from element `done` of the call.
     pub fn prepare(&self, args: &mut pl_args, dtype: DType, done: u64, count: u64) {
         let offset = done as usize * dtype.size();
+        args.count = count;
         args.rows = count / self.width as u64;
         args.width = self.width as u64;
         args.residual = self.residual.wrapping_byte_add(offset);
