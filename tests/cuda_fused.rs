@@ -60,12 +60,12 @@ fn every_schedule_and_protocol_gives_the_bits_of_the_cpu_eager_and_replayed() {
                     1 => Islands::single(1).unwrap(),
                     _ => Islands::new(n, halves.to_vec()).unwrap(),
                 };
-                // As by default: a row of a model fits in every way.
-                let slab_bytes = Some(32 << 20);
+                // A row of a model fits in every way.
+                let slab_bytes = Some(16 << 20);
                 let base = Config { islands: Some(islands.clone()), slab_bytes, ..config(n) };
                 let calls = [
                     call(2, 7168, DType::BF16, 1),
-                    call(3, 10_240, DType::F16, 2),
+                    call(5, 264, DType::F16, 2),
                     call(700, 8, DType::BF16, 3),
                 ];
                 let expected = calls.map(|call| call.expected(n, &base).unwrap());

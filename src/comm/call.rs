@@ -341,7 +341,7 @@ mod tests {
             ("width 12", check_norm(|_, n| n.width = 12)),
             ("width 0", check_norm(|_, n| n.width = 0)),
             ("width 16777224", check_norm(|_, n| n.width = MAX_WIDTH + 8)),
-            ("of float32", check_norm(|c, _| c.dtype = DType::F32)),
+            ("RMSNorm of float;", check_norm(|c, _| c.dtype = DType::F32)),
             ("eps -1", check_norm(|_, n| n.eps = -1.0)),
             ("eps NaN", check_norm(|_, n| n.eps = f32::NAN)),
             ("weight_bias inf", check_norm(|_, n| n.weight_bias = f32::INFINITY)),
