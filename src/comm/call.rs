@@ -144,7 +144,7 @@ impl Norm {
             ));
         }
         let per_pack = PACK_BYTES / dtype.size();
-        if self.width == 0 || self.width > MAX_WIDTH || self.width % per_pack != 0 {
+        if self.width == 0 || self.width > MAX_WIDTH || !self.width.is_multiple_of(per_pack) {
             return refuse(format!(
                 "width {}; a row has a multiple of {per_pack} elements, at least {per_pack} and at most {MAX_WIDTH}",
                 self.width
