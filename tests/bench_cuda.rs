@@ -13,11 +13,14 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tool::{bench, folder, measured_with, text};
 
-/// A file that the stand-in driver takes for a fatbin.
-fn fatbin() -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench_cuda.fatbin");
-    std::fs::write(&path, b"an image").unwrap();
-    path
+/// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
+fn fatbin() -> &'static Path {
+    static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
+    WRITTEN.get_or_init(|| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench_cuda.fatbin");
+        std::fs::write(&path, b"an image").unwrap();
+        path
+    })
 }
 
 /// The variables that put the stand-in driver in the place of the real one, with the host's kernels in it.
@@ -288,6 +291,12 @@ fn flags_that_the_gpus_cannot_follow_are_refused_with_the_reason() {
         ("algo", "--ranks 2 --algo staged", fake(), "staged does not exist"),
         ("threads", "--ranks 2 --block-threads 31", fake(), "32 to 256 threads"),
         ("mpi", "--ranks 2 --rival mpi", fake(), "--rival nccl"),
+        (
+            "kernels",
+            "--ranks 2",
+            with(&[("PEERLANE_KERNELS", empty.to_str().unwrap())]),
+            "holds no kernels",
+        ),
         (
             "foreign",
             &format!("--ranks 2 --between --foreign-kernel {}", empty.display()),

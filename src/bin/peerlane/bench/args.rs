@@ -97,6 +97,15 @@ pub struct Args {
     /// Each size is the last one plus this, instead of -f
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub step_bytes: Option<u64>,
+    /// These sizes, separated by commas, instead of -b, -e, -f and -i
+    #[arg(
+        long = "sizes",
+        value_name = "SIZES",
+        value_delimiter = ',',
+        value_parser = parse_bytes,
+        conflicts_with_all = ["min_bytes", "max_bytes", "step_factor", "step_bytes"]
+    )]
+    pub size_list: Option<Vec<u64>>,
     /// Data types: all, or some of int8,uint8,int32,uint32,int64,uint64,half,float,double,bfloat16
     #[arg(short = 'd', long = "datatype", value_name = "TYPES", default_value = "float", value_parser = dtypes)]
     pub dtypes: List<DType>,
@@ -298,8 +307,11 @@ impl Args {
         lines
     }
 
-    /// The sizes in bytes, ascending.
+    /// The sizes in bytes, ascending unless they are named one by one.
     pub fn sizes(&self) -> Result<Vec<u64>> {
+        if let Some(sizes) = &self.size_list {
+            return Ok(sizes.clone());
+        }
         const SMALLEST: u64 = 1 << 10;
         const LARGEST: u64 = 4 << 20;
         let (min, max) = match (self.min_bytes, self.max_bytes) {
@@ -370,6 +382,7 @@ mod tests {
         assert_eq!(sizes("-b 8 -e 20 -i 8"), [8, 16]);
         assert_eq!(sizes("-b 8K -e 8K"), [8192]);
         assert_eq!(sizes("-e 512"), [512]);
+        assert_eq!(sizes("--sizes 1K,14336,512"), [1024, 14336, 512]);
         assert_eq!(sizes("-b 8M"), [8 << 20]);
         assert_eq!(sizes("-b 0 -e 8 -i 4"), [0, 4, 8]);
         assert_eq!(sizes(""), [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]);
@@ -424,6 +437,8 @@ mod tests {
             ("-b 1K -e 2K -i 0", "never reaches"),
             ("-b 1 -e 1G -i 1", "step wider"),
             ("-b huge", "number of bytes"),
+            ("--sizes 1K,huge", "number of bytes"),
+            ("--sizes 1K -e 2K", "cannot be used with"),
             ("-d floaty", "int8, uint8"),
             ("-o mulsum", "sum, prod"),
             ("--ranks 0", "1 to 16"),
