@@ -1,138 +1,40 @@
-//! The public handle: create, call, abort, destroy.
+//! The public handle: call, ask, abort, destroy.
 
 use super::call::Call;
-use super::config::{Agreed, Config};
-use super::engine::{self, CpuEngine, Engine, Queue, Submission, IDLE};
+use super::engine::{Engine, Queue};
 use super::fault::Fault;
 use super::group;
-use super::order::Admission;
 use super::plans::Plans;
 use super::stats::{Counters, Stats};
-use crate::bootstrap::{Mesh, Owner, UniqueId, Watch, CHANNELS, UNIQUE_ID_BYTES};
+use crate::bootstrap::{Owner, Watch, CHANNELS, UNIQUE_ID_BYTES};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::log::log;
 use crate::plan::DeviceKind;
 use crate::schedule;
-use crate::types::{DType, Op, MAX_RANKS};
+use crate::types::{DType, Op};
 use std::ffi::c_void;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::mpsc;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// One rank's end of a group of ranks that reduce together. `Send` and `Sync`: calls from several threads are ordered as
 /// they come in.
 pub struct Communicator {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {
-    rank: usize,
-    size: usize,
-    plans: Plans,
-    counters: Counters,
-    engine: Engine,
-    fault: Arc<Fault>,
-    watch: Watch,
-    id: [u8; UNIQUE_ID_BYTES],
-    owner: Owner,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) plans: Plans,
+    pub(super) counters: Counters,
+    pub(super) engine: Engine,
+    pub(super) fault: Arc<Fault>,
+    pub(super) watch: Watch,
+    pub(super) id: [u8; UNIQUE_ID_BYTES],
+    pub(super) owner: Owner,
 }
 
 impl Communicator {
-    /// Joins the communicator `id` as `rank` of `n`; returns once all ranks have, or fails on all with the same error.
-    pub fn create(id: &UniqueId, n: usize, rank: usize, config: &Config) -> Result<Self> {
-        check_rank(n, rank)?;
-        let mut mesh = Mesh::connect(id, n, rank, config.setup_deadline)?;
-
-        let all = mesh.all_gather("agree on the configuration", config.settle(n))?;
-        Agreed::compare(&all)?;
-        let (plans, engine, fault) = engine::set_up(&mut mesh, all[rank].clone(), config)?;
-
-        let raised = Arc::clone(&fault);
-        let on_failure = move |error: Error| {
-            // First end the waits, then speak: standard error may be a pipe that nobody empties.
-            raised.raise(error.clone());
-            log!(Warn, "rank {rank} of {n}: {error}");
-        };
-        let on_goodbye: Box<dyn Fn(usize, [u64; CHANNELS]) -> Option<Error> + Send> = match &engine
-        {
-            Engine::Cpu(cpu) => {
-                let running = Arc::clone(&cpu.in_flight);
-                Box::new(move |peer, steps| {
-                    // The counterpart of `Inner::may_step`: whichever of the two comes second sees the first.
-                    (running.load(SeqCst) >= steps[0])
-                        .then_some(Error::RankLeft { rank: peer as u32 })
-                })
-            }
-            // The host does not know which step a GPU is at; its kernels do.
-            #[cfg(feature = "cuda")]
-            Engine::Cuda(gpu) => {
-                let state = Arc::clone(gpu.state());
-                Box::new(move |peer, steps| {
-                    state.left(peer, steps);
-                    None
-                })
-            }
-        };
-        let watch = mesh.watch(Box::new(on_failure), on_goodbye)?;
-        let inner = Inner {
-            rank,
-            size: n,
-            plans,
-            counters: Counters::default(),
-            engine,
-            fault,
-            watch,
-            id: *id.as_bytes(),
-            owner: Owner::current(),
-        };
-        log!(
-            Info,
-            "rank {rank} of {n}: {}, islands {}, tree {} ({:016x})",
-            inner.device(),
-            inner.plans.islands(),
-            inner.plans.tree(),
-            inner.plans.tree().hash64()
-        );
-        Ok(Communicator { inner: Arc::new(inner) })
-    }
-
-    /// All `n` ranks as members of this process, in order; each is meant for a thread of its own, or for a group. On GPUs
-    /// all of them share the one that `config` names.
-    pub fn create_local(n: usize, config: &Config) -> Result<Vec<Self>> {
-        check_rank(n, 0)?;
-        #[cfg(feature = "cuda")]
-        let config =
-            &Config { device: super::gpu::settle_ordinal(config.device)?, ..config.clone() };
-        let id = UniqueId::in_dir(config.run_dir.as_deref())?;
-        // No rank begins before all have a thread: it would wait for the missing ones until the set-up deadline.
-        let gate = OnceLock::new();
-        std::thread::scope(|scope| {
-            let ranks: Vec<_> = (0..n)
-                .map(|rank| {
-                    let gate = &gate;
-                    let work = move || match gate.wait() {
-                        true => Self::create(&id, n, rank, config),
-                        false => Err(Error::Internal("another rank has no thread".into())),
-                    };
-                    std::thread::Builder::new()
-                        .name(format!("peerlane-create-{rank}"))
-                        .spawn_scoped(scope, work)
-                        .map_err(|e| Error::os("starting a thread per rank", &e))
-                })
-                .collect();
-            let _ = gate.set(ranks.iter().all(Result::is_ok));
-            let unstarted = ranks.iter().find_map(|r| r.as_ref().err().cloned());
-            let panicked = |_| Err(Error::Internal("a rank panicked in set-up".into()));
-            let created: Vec<_> = ranks
-                .into_iter()
-                .flatten()
-                .map(|thread| thread.join().unwrap_or_else(panicked))
-                .collect();
-            unstarted.map_or_else(|| created.into_iter().collect(), Err)
-        })
-    }
-
     /// This rank.
     pub fn rank(&self) -> usize {
         self.inner.rank
@@ -332,21 +234,6 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
-fn check_rank(n: usize, rank: usize) -> Result<()> {
-    if n == 0 || n > MAX_RANKS {
-        return Err(Error::InvalidArgument(format!(
-            "a communicator has 1 to {MAX_RANKS} ranks, not {n}"
-        )));
-    }
-    if rank >= n {
-        return Err(Error::InvalidArgument(format!(
-            "rank {rank} of {n}: ranks are 0 to {}",
-            n - 1
-        )));
-    }
-    Ok(())
-}
-
 impl Inner {
     /// Whether both are ranks of one communicator.
     pub fn same_communicator(&self, other: &Self) -> bool {
@@ -354,7 +241,7 @@ impl Inner {
     }
 
     /// The device, for people.
-    fn device(&self) -> String {
+    pub(super) fn device(&self) -> String {
         match &self.engine {
             Engine::Cpu(_) => "the CPU".into(),
             #[cfg(feature = "cuda")]
@@ -363,7 +250,7 @@ impl Inner {
     }
 
     /// The sticky error: what the host knows, or what a kernel has found.
-    fn error(&self) -> Option<Error> {
+    pub(super) fn error(&self) -> Option<Error> {
         match &self.engine {
             #[cfg(feature = "cuda")]
             Engine::Cuda(gpu) if self.fault.get().is_none() => {
@@ -376,148 +263,8 @@ impl Inner {
         self.fault.get().cloned()
     }
 
-    /// Starts a call, or queues it. With `may_run_here` an idle stream's call runs on this thread before the return.
-    ///
-    /// # Safety
-    /// A stream named in `queue` lives.
-    pub unsafe fn submit(
-        inner: &Arc<Self>,
-        call: Call,
-        queue: Queue,
-        may_run_here: bool,
-    ) -> Result<Submission> {
-        inner.counters.calls.fetch_add(1, Relaxed);
-        match (&inner.engine, queue) {
-            (Engine::Cpu(cpu), Queue::Cpu(stream)) => {
-                // SAFETY: the caller's promise.
-                Self::submit_cpu(inner, cpu, call, unsafe { stream.as_ref() }, may_run_here)
-            }
-            (Engine::Cpu(cpu), _) => Self::submit_cpu(inner, cpu, call, None, may_run_here),
-            #[cfg(feature = "cuda")]
-            (Engine::Cuda(gpu), Queue::Cuda { stream, channel }) => {
-                Ok(Submission::Done(inner.launch(gpu, &call, stream, channel)))
-            }
-            #[cfg(feature = "cuda")]
-            (Engine::Cuda(gpu), _) => {
-                let stream = crate::device::cuda::StreamRef::LEGACY;
-                Ok(Submission::Done(inner.launch(gpu, &call, stream, None)))
-            }
-        }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn launch(
-        &self,
-        gpu: &super::gpu::GpuRank,
-        call: &Call,
-        stream: crate::device::cuda::StreamRef,
-        channel: Option<usize>,
-    ) -> Result<()> {
-        if let Some(error) = self.error() {
-            return Err(error);
-        }
-        if call.count == 0 {
-            return Ok(());
-        }
-        let choice = self.plans.choose(call.bytes(), call.dtype)?;
-        let index = self.plans.index(choice)?;
-        let launched = gpu.enqueue(call, &self.plans, index, stream, channel);
-        match launched {
-            Ok(steps) => {
-                self.counters.steps.fetch_add(steps, Relaxed);
-                self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
-                Ok(())
-            }
-            Err(error) => {
-                self.counters.failed.fetch_add(1, Relaxed);
-                // The others may have launched it, and would wait for this rank.
-                self.fail(error.clone());
-                Err(error)
-            }
-        }
-    }
-
-    fn submit_cpu(
-        inner: &Arc<Self>,
-        cpu: &CpuEngine,
-        call: Call,
-        stream: Option<&Stream>,
-        may_run_here: bool,
-    ) -> Result<Submission> {
-        let mut told = None;
-        let admission =
-            cpu.order.admit(stream.unwrap_or(&cpu.own_stream), may_run_here, |number| {
-                let inner = Arc::clone(inner);
-                let (tell, result) = mpsc::sync_channel(1);
-                told = Some(result);
-                Box::new(move || {
-                    let result = match &inner.engine {
-                        Engine::Cpu(cpu) => {
-                            let turn = cpu.order.wait_for(number);
-                            let result = inner.execute(cpu, &call);
-                            drop(turn);
-                            result
-                        }
-                        #[cfg(feature = "cuda")]
-                        Engine::Cuda(_) => Err(Error::Internal("a call changed its device".into())),
-                    };
-                    // Nobody listens where the caller named a stream.
-                    let _ = tell.send(result);
-                })
-            })?;
-        Ok(match admission {
-            Admission::Now(_turn, _claim) => Submission::Done(inner.execute(cpu, &call)),
-            Admission::Queued => match told.filter(|_| stream.is_none()) {
-                Some(result) => Submission::Waiting(result),
-                None => Submission::Queued,
-            },
-        })
-    }
-
-    /// Runs a call whose turn it is.
-    fn execute(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
-        self.run(cpu, call).map_err(|error| {
-            self.counters.failed.fetch_add(1, Relaxed);
-            // A call that was refused before its first step has cost the others nothing yet, but they will wait for it.
-            self.fail(error.clone());
-            self.fault.get().cloned().unwrap_or(error)
-        })
-    }
-
-    fn run(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
-        let mut host = cpu.host.lock().unwrap_or_else(PoisonError::into_inner);
-        host.count_call();
-        if let Some(error) = self.fault.get() {
-            call.fill_failed(0);
-            return Err(error.clone());
-        }
-        if call.count == 0 {
-            return Ok(());
-        }
-        let choice = self.plans.choose(call.bytes(), call.dtype)?;
-        let plan = self.plans.get(choice)?;
-        let result = host.run(call, plan, |step| self.may_step(cpu, step));
-        cpu.in_flight.store(IDLE, SeqCst);
-        let steps = result?;
-        drop(host);
-        self.counters.steps.fetch_add(steps, Relaxed);
-        self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
-        Ok(())
-    }
-
-    /// Announces a step, unless a rank that it needs has left without it. A rank that left after it finished the step is
-    /// no obstacle: what it had to send is on its way.
-    fn may_step(&self, cpu: &CpuEngine, step: u64) -> Result<()> {
-        cpu.in_flight.store(step, SeqCst);
-        let missing = |&r: &usize| self.watch.left_before(r).is_some_and(|left| left[0] <= step);
-        match (0..self.size).find(missing) {
-            Some(rank) => Err(Error::RankLeft { rank: rank as u32 }),
-            None => Ok(()),
-        }
-    }
-
     /// Makes `error` sticky here and tells the other ranks, if it is the first.
-    fn fail(&self, error: Error) {
+    pub(super) fn fail(&self, error: Error) {
         // The watch may have learned of another error a moment ago, and told it to everybody: that one counts.
         let first = self.watch.tell(&error);
         if self.fault.raise(first.clone()) {

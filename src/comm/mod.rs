@@ -3,7 +3,9 @@
 //! | file | what it is |
 //! | --- | --- |
 //! | `config` | what a caller may ask for, and what all ranks must agree on |
-//! | `communicator` | the public handle: create, call, abort, destroy |
+//! | `create` | one rank, or several of one process at once |
+//! | `communicator` | the public handle: call, ask, abort, destroy |
+//! | `submit` | how a call reaches its device |
 //! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
 //! | `order` | calls run in the order they were made, on whichever stream |
 //! | `plans` | tables and geometry of every schedule in use, ready to launch |
@@ -17,6 +19,7 @@
 mod call;
 mod communicator;
 mod config;
+mod create;
 mod engine;
 mod fault;
 #[cfg(feature = "cuda")]
@@ -28,8 +31,10 @@ mod plans;
 mod selftest;
 mod signature;
 mod stats;
+mod submit;
 
 pub use communicator::Communicator;
 pub use config::Config;
+pub use create::{create_all, Creation};
 pub use group::{group_end, group_start};
 pub use stats::Stats;

@@ -2,12 +2,12 @@
 
 use crate::arguments::{Argument, Out, OutArray, Ranks, Take, Use};
 use crate::boundary;
-use crate::group::{self, Creation};
+use crate::group;
 use crate::registry::{self, Handle};
 use crate::status::{Failure, Outcome, Status};
 use crate::structs::{ConfigIn, ConfigOut, StatsOut, TextOut};
 use peerlane_core::bootstrap::{UniqueId, UNIQUE_ID_BYTES};
-use peerlane_core::comm::Communicator;
+use peerlane_core::comm::{Communicator, Creation};
 use peerlane_core::device::Stream;
 use peerlane_core::plan::DeviceKind;
 #[cfg(not(feature = "cuda"))]

@@ -4,30 +4,10 @@
 use crate::arguments::Out;
 use crate::registry::{self, Handle};
 use crate::status::{Failure, Outcome};
-use peerlane_core::bootstrap::UniqueId;
-use peerlane_core::comm::{self, Communicator, Config};
+use peerlane_core::comm::{self, Communicator, Creation};
 use peerlane_core::device::Stream;
-use peerlane_core::Error;
 use std::cell::RefCell;
-use std::sync::{Arc, OnceLock};
-
-/// What creates one rank.
-pub struct Creation {
-    /// The communicator to join.
-    pub id: UniqueId,
-    /// Number of ranks.
-    pub n: usize,
-    /// This rank.
-    pub rank: usize,
-    /// How.
-    pub config: Config,
-}
-
-impl Creation {
-    fn run(&self) -> Outcome<Communicator> {
-        Ok(Communicator::create(&self.id, self.n, self.rank, &self.config)?)
-    }
-}
+use std::sync::Arc;
 
 #[derive(Default)]
 struct Group {
@@ -98,40 +78,14 @@ pub fn end() -> Outcome<()> {
     created.and(reduced)
 }
 
-/// One thread per rank, since each waits for the others. None starts before all exist: a rank without its thread would
-/// leave the others waiting for the set-up deadline.
 fn create_all(creations: Vec<(Creation, Out<Handle>)>) -> Outcome<()> {
     let (creations, outs): (Vec<_>, Vec<_>) = creations.into_iter().unzip();
-    let go = OnceLock::new();
-    let created: Vec<Outcome<Communicator>> = std::thread::scope(|scope| {
-        let mut refused = None;
-        let mut threads = Vec::with_capacity(creations.len());
-        for creation in &creations {
-            let run = || if *go.wait() { Some(creation.run()) } else { None };
-            let name = format!("peerlane-rank-{}", creation.rank);
-            match std::thread::Builder::new().name(name).spawn_scoped(scope, run) {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    refused = Some(Error::os("creating a thread for a rank of the group", &error));
-                    break;
-                }
-            }
-        }
-        let _ = go.set(refused.is_none());
-        let results = threads.into_iter().map(|thread| match thread.join() {
-            Ok(result) => result,
-            Err(_) => Some(Err(Error::Internal("creating a rank panicked".to_owned()).into())),
-        });
-        // Collected before the error is looked at, so that every thread is joined.
-        let results: Vec<_> = results.flatten().collect();
-        match refused {
-            Some(error) => vec![Err(error.into())],
-            None => results,
-        }
-    });
     let mut first = Ok(());
-    for (created, out) in created.into_iter().zip(outs) {
-        let written = created.and_then(registry::insert).map(|handle| out.write(handle));
+    for (created, out) in comm::create_all(&creations)?.into_iter().zip(outs) {
+        let written = created
+            .map_err(Failure::from)
+            .and_then(registry::insert)
+            .map(|handle| out.write(handle));
         first = first.and(written);
     }
     first

@@ -1,0 +1,152 @@
+//! How a call reaches its device: at once, behind what its stream holds, or as kernels on a GPU.
+
+use super::call::Call;
+use super::communicator::Inner;
+use super::engine::{CpuEngine, Engine, Queue, Submission, IDLE};
+use super::order::Admission;
+use crate::device::Stream;
+use crate::error::{Error, Result};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{mpsc, Arc, PoisonError};
+
+impl Inner {
+    /// Starts a call, or queues it. With `may_run_here` an idle stream's call runs on this thread before the return.
+    ///
+    /// # Safety
+    /// A stream named in `queue` lives.
+    pub(super) unsafe fn submit(
+        inner: &Arc<Self>,
+        call: Call,
+        queue: Queue,
+        may_run_here: bool,
+    ) -> Result<Submission> {
+        inner.counters.calls.fetch_add(1, Relaxed);
+        match (&inner.engine, queue) {
+            (Engine::Cpu(cpu), Queue::Cpu(stream)) => {
+                // SAFETY: the caller's promise.
+                Self::submit_cpu(inner, cpu, call, unsafe { stream.as_ref() }, may_run_here)
+            }
+            (Engine::Cpu(cpu), _) => Self::submit_cpu(inner, cpu, call, None, may_run_here),
+            #[cfg(feature = "cuda")]
+            (Engine::Cuda(gpu), Queue::Cuda { stream, channel }) => {
+                Ok(Submission::Done(inner.launch(gpu, &call, stream, channel)))
+            }
+            #[cfg(feature = "cuda")]
+            (Engine::Cuda(gpu), _) => {
+                let stream = crate::device::cuda::StreamRef::LEGACY;
+                Ok(Submission::Done(inner.launch(gpu, &call, stream, None)))
+            }
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn launch(
+        &self,
+        gpu: &super::gpu::GpuRank,
+        call: &Call,
+        stream: crate::device::cuda::StreamRef,
+        channel: Option<usize>,
+    ) -> Result<()> {
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
+        if call.count == 0 {
+            return Ok(());
+        }
+        let choice = self.plans.choose(call.bytes(), call.dtype)?;
+        let index = self.plans.index(choice)?;
+        let launched = gpu.enqueue(call, &self.plans, index, stream, channel);
+        match launched {
+            Ok(steps) => {
+                self.counters.steps.fetch_add(steps, Relaxed);
+                self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
+                Ok(())
+            }
+            Err(error) => {
+                self.counters.failed.fetch_add(1, Relaxed);
+                // The others may have launched it, and would wait for this rank.
+                self.fail(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn submit_cpu(
+        inner: &Arc<Self>,
+        cpu: &CpuEngine,
+        call: Call,
+        stream: Option<&Stream>,
+        may_run_here: bool,
+    ) -> Result<Submission> {
+        let mut told = None;
+        let admission =
+            cpu.order.admit(stream.unwrap_or(&cpu.own_stream), may_run_here, |number| {
+                let inner = Arc::clone(inner);
+                let (tell, result) = mpsc::sync_channel(1);
+                told = Some(result);
+                Box::new(move || {
+                    let result = match &inner.engine {
+                        Engine::Cpu(cpu) => {
+                            let turn = cpu.order.wait_for(number);
+                            let result = inner.execute(cpu, &call);
+                            drop(turn);
+                            result
+                        }
+                        #[cfg(feature = "cuda")]
+                        Engine::Cuda(_) => Err(Error::Internal("a call changed its device".into())),
+                    };
+                    // Nobody listens where the caller named a stream.
+                    let _ = tell.send(result);
+                })
+            })?;
+        Ok(match admission {
+            Admission::Now(_turn, _claim) => Submission::Done(inner.execute(cpu, &call)),
+            Admission::Queued => match told.filter(|_| stream.is_none()) {
+                Some(result) => Submission::Waiting(result),
+                None => Submission::Queued,
+            },
+        })
+    }
+
+    /// Runs a call whose turn it is.
+    fn execute(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
+        self.run(cpu, call).map_err(|error| {
+            self.counters.failed.fetch_add(1, Relaxed);
+            // A call that was refused before its first step has cost the others nothing yet, but they will wait for it.
+            self.fail(error.clone());
+            self.fault.get().cloned().unwrap_or(error)
+        })
+    }
+
+    fn run(&self, cpu: &CpuEngine, call: &Call) -> Result<()> {
+        let mut host = cpu.host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.count_call();
+        if let Some(error) = self.fault.get() {
+            call.fill_failed(0);
+            return Err(error.clone());
+        }
+        if call.count == 0 {
+            return Ok(());
+        }
+        let choice = self.plans.choose(call.bytes(), call.dtype)?;
+        let plan = self.plans.get(choice)?;
+        let result = host.run(call, plan, |step| self.may_step(cpu, step));
+        cpu.in_flight.store(IDLE, SeqCst);
+        let steps = result?;
+        drop(host);
+        self.counters.steps.fetch_add(steps, Relaxed);
+        self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
+        Ok(())
+    }
+
+    /// Announces a step, unless a rank that it needs has left without it. A rank that left after it finished the step is
+    /// no obstacle: what it had to send is on its way.
+    fn may_step(&self, cpu: &CpuEngine, step: u64) -> Result<()> {
+        cpu.in_flight.store(step, SeqCst);
+        let missing = |&r: &usize| self.watch.left_before(r).is_some_and(|left| left[0] <= step);
+        match (0..self.size).find(missing) {
+            Some(rank) => Err(Error::RankLeft { rank: rank as u32 }),
+            None => Ok(()),
+        }
+    }
+}
