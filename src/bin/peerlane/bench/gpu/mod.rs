@@ -25,7 +25,7 @@ use foreign::Foreign;
 use library::{Library, Ours};
 use nccl::{Nccl, NcclRanks};
 use peerlane::bootstrap::UniqueId;
-use peerlane::comm::Communicator;
+use peerlane::comm::{create_all, Creation};
 use rank::GpuRank;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -55,28 +55,23 @@ enum Whose {
 }
 
 impl GpuRanks {
-    /// Has the ranks `numbers` join the communicator `id`, a thread each, since each waits for all others.
+    /// Has the ranks `numbers` join the communicator `id`.
     pub fn join(id: &UniqueId, numbers: Range<usize>, settings: &Settings) -> Result<Self> {
         let gpu = settings.gpu.clone().context("no GPUs in the settings")?;
         let ranks = numbers
             .clone()
             .map(|number| GpuRank::new(number, gpu.ordinal(number)))
             .collect::<Result<Vec<_>>>()?;
-        let joined: Vec<peerlane::Result<Communicator>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = numbers
-                .map(|number| {
-                    scope.spawn(move || {
-                        let config = settings.config(number)?;
-                        Communicator::create(id, settings.ranks, number, &config)
-                    })
-                })
-                .collect();
-            let panicked = || peerlane::Error::Internal("a rank panicked in set-up".into());
-            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect()
-        });
+        let creations = numbers
+            .map(|rank| {
+                let config = settings.config(rank)?;
+                Ok(Creation { id: *id, n: settings.ranks, rank, config })
+            })
+            .collect::<peerlane::Result<Vec<_>>>()?;
+        let comms = create_all(&creations)?.into_iter().collect::<peerlane::Result<_>>()?;
         Ok(GpuRanks {
             rival: None,
-            ours: Ours(joined.into_iter().collect::<peerlane::Result<_>>()?),
+            ours: Ours(comms),
             ranks,
             foreign: None,
             foreign_kernel: gpu.foreign_kernel,
@@ -88,6 +83,9 @@ impl GpuRanks {
 
     /// Carries out an order; `busy` is told now and then.
     pub fn obey(&mut self, order: &Order, busy: &mut dyn FnMut()) -> Result<Answer> {
+        // As in a framework's own threads: the context is current, and entering it again is one look-up.
+        let context = self.ranks.first().map(|rank| rank.context.clone());
+        let _current = context.as_ref().map(|context| context.enter()).transpose()?;
         match order {
             Order::Check { call, iterations, graph } => {
                 self.check(Whose::Ours, call, (*iterations, *graph), busy)
