@@ -52,9 +52,12 @@ pub fn run(args: &Args) -> Result<()> {
     );
     let json = args.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
     let page = args.report.as_deref().map(|path| Output::create("--report", path)).transpose()?;
-    let (command, machine) = (command_line(), machine::describe());
-
+    let command = command_line();
     let gpus = Gpus::look(args)?;
+    let machine = match &gpus.names {
+        Some(names) => format!("{}; {names}", machine::describe()),
+        None => machine::describe(),
+    };
     let settings = Settings {
         ranks: args.ranks,
         islands: args.islands.clone(),
@@ -337,6 +340,7 @@ fn timed(answers: Vec<Answer>, timing: &Timing) -> Result<Timed> {
 #[derive(Default)]
 struct Gpus {
     gpu: Option<Gpu>,
+    names: Option<String>,
     said: Vec<String>,
     #[cfg(feature = "cuda")]
     nccl_lib: std::path::PathBuf,
@@ -352,12 +356,12 @@ impl Gpus {
         let env = peerlane::env::Env::read()?;
         let mut said = gpu::process::prepare(args, &env);
         let gpu = gpu::process::place(args)?;
-        said.insert(0, format!("GPUs: {}", gpu::process::describe(&gpu, args.ranks)?));
+        let names = Some(gpu::process::describe(&gpu, args.ranks)?);
         if gpu.ranks_per_gpu > 1 {
-            said.insert(1, format!("ranks per GPU: {}", gpu.ranks_per_gpu));
+            said.insert(0, format!("ranks per GPU: {}", gpu.ranks_per_gpu));
         }
         let nccl_lib = gpu::nccl::find(args.nccl_lib.as_deref(), env.nccl_lib.as_deref());
-        Ok(Gpus { gpu: Some(gpu), said, nccl_lib })
+        Ok(Gpus { gpu: Some(gpu), names, said, nccl_lib })
     }
 
     fn nccl(&self, ranks: &mut Ranks) -> Result<Rival> {

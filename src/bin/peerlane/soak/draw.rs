@@ -185,7 +185,7 @@ mod tests {
         for number in 0..600 {
             let round = Round::draw(3, number, &limits()).unwrap();
             let s = &round.settings;
-            assert!(s.config().is_ok(), "{round}");
+            assert!(s.config(0).is_ok(), "{round}");
             seen.insert(format!("ranks {}", s.ranks));
             seen.insert(format!("islands {}", s.islands.as_ref().unwrap().split(',').count()));
             seen.insert(format!("{:?} {:?} {:?}", s.algo, s.proto, s.direction));

@@ -172,6 +172,11 @@ impl GpuRanks {
             rank.make_room(call, false)?;
         }
         let body = Body { foreign: None, library: Some(self.library(whose)?) };
+        if graph {
+            // A first call may set up connections, which is better not captured.
+            body.queue(&self.ranks, call, 1)?;
+            body.finish(&self.ranks)?;
+        }
         let batch = Batch::prepare(&body, &self.ranks, call, &once)?;
         let mut wrong = 0;
         for _ in 0..iterations {
