@@ -4,68 +4,21 @@
 
 #[path = "common/fakecuda.rs"]
 mod fakecuda;
+#[path = "common/gpu_tool.rs"]
+mod gpu_tool;
 #[path = "common/bench.rs"]
 mod tool;
 
+use gpu_tool::{fake, fatbin, kernels_that_do_nothing, nccl, with};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::path::Path;
+use std::process::Output;
 use tool::{bench, folder, measured_with, text};
-
-/// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
-fn fatbin() -> &'static Path {
-    static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
-    WRITTEN.get_or_init(|| {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench_cuda.fatbin");
-        std::fs::write(&path, b"an image").unwrap();
-        path
-    })
-}
-
-/// The variables that put the stand-in driver in the place of the real one, with the host's kernels in it.
-fn fake() -> Vec<(&'static str, String)> {
-    let kernels = std::env::current_exe().unwrap().with_file_name("libhostkernels.so");
-    assert!(kernels.exists(), "{} was not built with the tests", kernels.display());
-    vec![
-        ("LD_LIBRARY_PATH", fakecuda::driver_folder().display().to_string()),
-        ("FAKECUDA_KERNELS", kernels.display().to_string()),
-        (
-            "FAKECUDA_KERNEL_MAP",
-            "pl_all_reduce_=hostkernels_all_reduce,peerlane_foreign=hostkernels_foreign:32".into(),
-        ),
-        ("PEERLANE_KERNELS", fatbin().display().to_string()),
-        ("PEERLANE_SLAB", "4M".into()),
-    ]
-}
-
-fn with(more: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
-    let mut env = fake();
-    env.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
-    env
-}
 
 fn run(name: &str, line: &str, env: &[(&'static str, String)]) -> Output {
     let folder = folder(name);
     let mut command = bench(&folder, line);
     command.envs(env.iter().map(|(name, value)| (name, value))).output().unwrap()
-}
-
-/// The stand-in NCCL, compiled once.
-fn nccl() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libfakenccl.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fakenccl/nccl.c");
-        let built = Command::new("cc")
-            .args(["-std=gnu11", "-O2", "-shared", "-fPIC", "-o"])
-            .args([&library, &source])
-            .arg("-ldl")
-            .status()
-            .unwrap();
-        assert!(built.success());
-        library
-    })
 }
 
 fn rows(report: &Value) -> &Vec<Value> {
@@ -158,7 +111,6 @@ fn between_foreign_kernels_what_these_take_alone_is_subtracted_and_told() {
 /// The check sees what the kernels do: a run whose all-reduce does nothing must fail, eager, in graphs, and between.
 #[test]
 fn a_kernel_that_reduces_nothing_fails_the_run() {
-    let map = "pl_all_reduce_=hostkernels_all_reduce,peerlane_foreign=hostkernels_foreign:32";
     let fatbin = fatbin();
     let foreign = format!("--between --foreign-kernel {}", fatbin.display());
     for (name, how, expected) in [
@@ -166,8 +118,7 @@ fn a_kernel_that_reduces_nothing_fails_the_run() {
         ("idle-graph", "-G 1", "FAILED"),
         ("idle-between", &foreign, "FAILED"),
     ] {
-        // The kernels of bfloat16 do nothing. The self-test of set-up uses f32, and passes.
-        let broken = format!("pl_all_reduce_bf16_=hostkernels_nothing,{map}");
+        let broken = kernels_that_do_nothing();
         let env = with(&[("FAKECUDA_KERNEL_MAP", &broken)]);
         let line =
             format!("--device cuda --ranks 2 -n 3 --batches 2 -b 1K -e 1K -d bfloat16 {how}");
