@@ -301,12 +301,12 @@ impl Args {
         }
         ensure!(self.aggregate == 1, "-m {} --fused: one call at a time", self.aggregate);
         ensure!(
-            self.width > 0 && self.width % 8 == 0 && self.width <= 1 << 24,
+            self.width > 0 && self.width.is_multiple_of(8) && self.width <= 1 << 24,
             "--width {}: a row has a multiple of 8 elements, up to 16777216",
             self.width
         );
         let row = 2 * self.width as u64;
-        if let Some(size) = self.sizes()?.into_iter().find(|size| size % row != 0) {
+        if let Some(size) = self.sizes()?.into_iter().find(|size| !size.is_multiple_of(row)) {
             bail!(
                 "--fused: {size} bytes are no whole rows of {} elements, {row} bytes; use -b {row} -f 2, or --width",
                 self.width
