@@ -21,7 +21,7 @@ RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
 # What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else.
 GPU_BENCH := $(TARGET)/gpu
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
-  tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] \
+  tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] tests/fakenccl/*.c \
   benches/rivals/*.c)
 
 .DEFAULT_GOAL := build
