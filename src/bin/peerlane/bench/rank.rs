@@ -42,7 +42,7 @@ impl Rank {
                 }
                 Ok(Answer::Checked { wrong })
             }
-            Order::Burst(burst) => Ok(Answer::Checked { wrong: self.burst(burst)? }),
+            Order::Burst(burst) => Ok(Answer::Checked { wrong: self.burst(burst, busy)? }),
             Order::Time { call, timing } => self.time(call, timing, busy),
             Order::Join { .. } => bail!("already a member of a communicator"),
             Order::JoinNccl { .. } | Order::Other(..) => {
