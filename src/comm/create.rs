@@ -117,6 +117,9 @@ impl Communicator {
             inner.plans.tree(),
             inner.plans.tree().hash64()
         );
+        if let Some(report) = inner.engine.report().filter(|_| rank == 0) {
+            log!(Info, "{report}");
+        }
         Ok(Communicator { inner: Arc::new(inner) })
     }
 

@@ -14,8 +14,12 @@
 //! | `fault` | the first error, kept for good |
 //! | `group` | calls noted until the group's end |
 //! | `signature` | differs where calls do; travels in the flags |
+//! | `attempt` | outcomes of set-up that are no end of it |
+//! | `probe` | what the lane does, measured by all ranks |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+mod attempt;
 mod call;
 mod communicator;
 mod config;
@@ -28,6 +32,7 @@ mod group;
 mod host;
 mod order;
 mod plans;
+mod probe;
 mod selftest;
 mod signature;
 mod stats;
