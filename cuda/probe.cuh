@@ -198,8 +198,8 @@ PL_FN void probe(const pl_probe& p) {
     const uint64_t tag = p.tag + 1 + round;
     const bool loaded = round % 2 == 1;
     x.s.phase = round;
-    const bool ok = p.what == PL_PROBE_STORE ? probe_store_round(x, round, tag, loaded)
-                                             : probe_load_round(x, round, tag, loaded);
+    const bool ok =
+        p.what == PL_PROBE_STORE ? probe_store_round(x, round, tag, loaded) : probe_load_round(x, round, tag, loaded);
     if (!ok) return;
   }
   if (dev::tid() == 0) dev::local_store64(x.result(), x.wrong);

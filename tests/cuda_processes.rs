@@ -91,6 +91,27 @@ fn a_handle_that_one_process_cannot_open_moves_all_to_host_memory() {
     });
 }
 
+/// Memory that cannot be exported is an error value on all ranks, which go on over host memory.
+#[test]
+fn a_handle_that_one_process_cannot_make_moves_all_to_host_memory() {
+    const NAME: &str = "a_handle_that_one_process_cannot_make_moves_all_to_host_memory";
+    in_child(NAME, &[KERNELS, ("FAKECUDA_NO_VMM", "1")], || {
+        if let Some((id, rank, n)) = who() {
+            return live_as_rank(&id, rank, n);
+        }
+        let mut ranks =
+            start(NAME, 3, |_| vec![("FAKECUDA_FAIL", "cuIpcGetMemHandle:1:1:1".into())]);
+        for rank in &mut ranks {
+            let line = rank.line();
+            assert!(line.contains("lane host") && line.contains("cuIpcGetMemHandle"), "{line}");
+        }
+        ranks.iter_mut().for_each(Process::go_on);
+        for rank in &mut ranks {
+            assert_eq!(rank.line(), "kept 0");
+        }
+    });
+}
+
 /// Every process sees its own GPU as the first, by number, by UUID or in another order: a GPU is its UUID.
 #[test]
 fn processes_that_see_different_gpus_as_the_first_find_each_other() {

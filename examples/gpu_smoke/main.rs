@@ -1,8 +1,9 @@
-//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|faults|processes]...`, everything
+//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|probe|faults|processes]...`, everything
 //! without arguments. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
 #![allow(clippy::print_stdout)]
 
 mod faults;
+mod probe;
 mod processes;
 mod support;
 mod virtual_ranks;
@@ -39,6 +40,9 @@ fn main() -> ExitCode {
     let wanted = |part: &str| arguments.is_empty() || arguments.iter().any(|a| a == part);
     if wanted("virtual") {
         virtual_ranks::run();
+    }
+    if wanted("probe") {
+        probe::run();
     }
     if wanted("faults") {
         faults::run();

@@ -97,7 +97,7 @@ impl Communicator {
                 })
             }
         };
-        let watch = mesh.watch(Box::new(on_failure), on_goodbye)?;
+        let watch = mesh.watch(Box::new(on_failure), on_goodbye, engine.look())?;
         let inner = Inner {
             rank,
             size: n,

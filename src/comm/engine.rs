@@ -37,6 +37,16 @@ impl Engine {
         matches!(self, Engine::Cpu(_))
     }
 
+    /// Looks for an error that a kernel has found and nobody has asked for yet. Ranks that no schedule joins to this one have
+    /// no other way to learn of it, and would wait until their own deadlines. A rank of the CPU finds it when the call ends.
+    pub fn look(&self) -> Option<Box<dyn Fn() -> Option<Error> + Send>> {
+        match self {
+            Engine::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => Some(gpu.look()),
+        }
+    }
+
     /// What the probe found, if creation measured or remembers it.
     pub fn report(&self) -> Option<&ProbeReport> {
         match self {

@@ -47,10 +47,8 @@ impl GpuRank {
     fn drain(&self) {
         let Ok(entered) = self.parts.state.context().enter() else { return };
         if let Ok(_relaxed) = RelaxedThread::new(&entered) {
-            for (event, made) in &self.lock().last {
-                if *made {
-                    let _ = event.synchronize(&entered);
-                }
+            for last in self.lock().last.iter().filter(|last| last.made) {
+                let _ = last.event.synchronize(&entered);
             }
         }
         if self.lock().captured > 0 && !self.parts.state.aborted() {

@@ -53,13 +53,23 @@ pub(in crate::comm) struct GpuRank {
     launcher: Mutex<Launcher>,
 }
 
+/// The last eager call of a channel.
+pub(super) struct LastCall {
+    /// Behind it.
+    pub event: Event,
+    /// Whether there has been one.
+    pub made: bool,
+    /// Its stream's number, if the driver gives numbers.
+    stream: Option<u64>,
+}
+
 pub(super) struct Launcher {
     /// Arguments by plan and channel, complete but for the call's own.
     prepared: Vec<Vec<pl_args>>,
     /// Calls made on each channel.
     calls: Steps,
-    /// After the last eager call of each channel, and whether there has been one.
-    pub(super) last: Vec<(Event, bool)>,
+    /// By channel.
+    pub(super) last: Vec<LastCall>,
     graphs: [u64; GRAPHS_REMEMBERED],
     pub(super) captured: usize,
 }
@@ -114,8 +124,9 @@ impl GpuRank {
             .iter()
             .map(|plan| (0..CHANNELS).map(|channel| args(plan, channel)).collect())
             .collect();
-        let last =
-            (0..CHANNELS).map(|_| Ok((Event::new(context)?, false))).collect::<Result<_>>()?;
+        let last = (0..CHANNELS)
+            .map(|_| Ok(LastCall { event: Event::new(context)?, made: false, stream: None }))
+            .collect::<Result<_>>()?;
         let launcher = Launcher {
             prepared,
             calls: [0; CHANNELS],
@@ -203,6 +214,12 @@ impl GpuRank {
         Some(error_of(&record, self.rank as u32, None))
     }
 
+    /// The same for a thread of its own.
+    pub fn look(&self) -> Box<dyn Fn() -> Option<Error> + Send> {
+        let (state, rank) = (Arc::clone(&self.parts.state), self.rank as u32);
+        Box::new(move || Some(error_of(&state.record()?, rank, None)))
+    }
+
     pub(super) fn peers(&self) -> MutexGuard<'_, Vec<Option<Peer>>> {
         self.parts.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -227,16 +244,18 @@ impl GpuRank {
         match stream.capture(&entered)? {
             CaptureStatus::None => {
                 let channel = channel.unwrap_or(0);
-                let (event, made) = &launcher.last[channel];
-                if *made {
-                    // Always, not only where the stream is another one: a stream that was destroyed since may have come
-                    // back under the same handle. On one stream the wait costs the device nothing.
-                    stream.wait(&entered, event)?;
+                // Work of one stream is in order already. The number says whether it is one: a handle does not, since a
+                // stream that was destroyed with work in it may have come back as another one under the same handle.
+                let id = stream.id(&entered)?;
+                let last = &launcher.last[channel];
+                if last.made && (id.is_none() || id != last.stream) {
+                    stream.wait(&entered, &last.event)?;
                 }
                 let steps = self.launch(&mut launcher, &entered, call, plan, index, stream, channel)?;
-                let (event, made) = &mut launcher.last[channel];
-                event.record(&entered, stream)?;
-                *made = true;
+                // Now, not when a call comes on another stream: by then this one may be gone.
+                let last = &mut launcher.last[channel];
+                last.event.record(&entered, stream)?;
+                (last.made, last.stream) = (true, id);
                 Ok(steps)
             }
             CaptureStatus::Active(graph) => {
