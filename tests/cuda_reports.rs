@@ -73,6 +73,7 @@ fn buffers_that_cannot_be_exported_serve_eager_and_captured() {
                 graph.launch(&entered, stream.as_ref()).unwrap();
                 check("replayed");
             }
+            stream.synchronize().unwrap();
         });
         nothing_is_left();
     });

@@ -47,7 +47,11 @@ pub(crate) fn agree<T: Serialize + DeserializeOwned>(
     let all: Vec<Outcome<T>> = mesh.all_gather(stage, Ok(mine))?;
     let failures =
         || all.iter().enumerate().filter_map(|(rank, o)| Some((rank, o.as_ref().err()?)));
-    let cause = failures().find(|(_, failed)| !failed.may_follow()).or_else(|| failures().next());
+    // A rank that was told to stop knows less than one that waited in vain.
+    let cause = failures()
+        .find(|(_, failed)| !failed.may_follow())
+        .or_else(|| failures().find(|(_, failed)| failed.lane_is_broken))
+        .or_else(|| failures().next());
     if let Some((rank, failed)) = cause {
         let (rank, stage, reason) = (rank as u32, stage.to_owned(), failed.error.to_string());
         return Ok(Err(Failed { error: Error::Setup { rank, stage, reason }, ..failed.clone() }));
