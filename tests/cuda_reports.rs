@@ -15,7 +15,7 @@ use gpu::{case, config, create, nothing_is_left, on_ranks, KERNELS};
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{memory, Capture, CaptureMode, Stream, VmmMemory};
 use peerlane::probe::Scope;
-use peerlane::{DType, Device, Error, Op, ProbeMode};
+use peerlane::{DType, Device, Error, Lane, Op, ProbeMode};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::{Case, Rank};
@@ -150,10 +150,8 @@ fn set_up_calls_that_are_held_up_on_one_rank_only_cost_time() {
     const HELD_UP: &str =
         "cuMemsetD8Async:*:1:40,cuMemCreate:*:0:40,cuMemAlloc:*:2:20,cuMemcpyHtoDAsync:1:1:60,\
                            cuLaunchKernelEx:*:2:5,cuModuleLoadData:*:0:60,cuMemSetAccess:*:2:40";
-    for lane in ["vmm", "ipc", "host"] {
-        let env = [KERNELS, ("FAKECUDA_DELAY", HELD_UP), ("LANE", lane), ("FAKECUDA_DEVICES", "3")];
-        in_child(name, &env, || {
-            let lane = std::env::var("LANE").unwrap().parse().unwrap();
+    in_child(name, &[KERNELS, ("FAKECUDA_DELAY", HELD_UP), ("FAKECUDA_DEVICES", "3")], || {
+        for lane in [Lane::Vmm, Lane::Ipc, Lane::Host] {
             let config = Config { lane, ..config(3) };
             let expected = CASE.expected(3, &config).unwrap();
             let comms = create(3, &config, |rank| rank as u32);
@@ -161,8 +159,8 @@ fn set_up_calls_that_are_held_up_on_one_rank_only_cost_time() {
                 let rank = Rank::new(&comm, comm.rank() as u32, CASE.bytes()).unwrap();
                 assert!(rank.reduce(&CASE).unwrap() == expected, "{lane}");
             });
-        });
-    }
+        }
+    });
 }
 
 /// With more GPUs than one may have peers, ranks that are joined by no schedule have no slab of each other's in which a
@@ -176,40 +174,38 @@ fn ranks_without_an_edge_learn_at_once_that_a_kernel_gave_up() {
         let n = 12;
         let id = peerlane::bootstrap::UniqueId::new().unwrap();
         let together = Barrier::new(n);
+        let rank_main = |r: usize| {
+            // The first kernel to give up is rank 0's.
+            let seconds = if r == 0 { 1 } else { 40 };
+            let config = Config {
+                device: Device::Cuda { ordinal: Some(r as u32) },
+                deadline: Duration::from_secs(seconds),
+                ..config(n)
+            };
+            let comm = Communicator::create(&id, n, r, &config).unwrap();
+            let rank = Rank::new(&comm, r as u32, CASE.bytes()).unwrap();
+            rank.fill(&CASE).unwrap();
+            together.wait();
+            let start = Instant::now();
+            if r != WITHHELD {
+                rank.call(&CASE, None).unwrap();
+                rank.stream.synchronize().unwrap();
+            }
+            let elapsed = start.elapsed();
+            // Nobody asks for an error, which would tell the others, before all kernels have ended.
+            together.wait();
+            let error = comm.error();
+            together.wait();
+            (elapsed, error)
+        };
         std::thread::scope(|scope| {
-            for r in 0..n {
-                let (id, together) = (&id, &together);
-                scope.spawn(move || {
-                    // The first kernel to give up is rank 0's.
-                    let seconds = if r == 0 { 1 } else { 300 };
-                    let config = Config {
-                        device: Device::Cuda { ordinal: Some(r as u32) },
-                        deadline: Duration::from_secs(seconds),
-                        ..config(n)
-                    };
-                    let comm = Communicator::create(id, n, r, &config).unwrap();
-                    let rank = Rank::new(&comm, r as u32, CASE.bytes()).unwrap();
-                    rank.fill(&CASE).unwrap();
-                    together.wait();
-                    let start = Instant::now();
-                    if r != WITHHELD {
-                        rank.call(&CASE, None).unwrap();
-                        // Nobody asks for an error before the kernel has ended.
-                        rank.stream.synchronize().unwrap();
-                    } else {
-                        while comm.error().is_none() && start.elapsed() < Duration::from_secs(60) {
-                            std::thread::sleep(Duration::from_millis(5));
-                        }
-                    }
-                    let elapsed = start.elapsed();
-                    assert!(elapsed < Duration::from_secs(30), "rank {r} waited {elapsed:?}");
-                    let error = comm.error();
-                    assert!(
-                        matches!(error, Some(Error::Deadline { rank: 0, .. })),
-                        "rank {r}: {error:?}"
-                    );
-                    together.wait();
-                });
+            let rank_main = &rank_main;
+            let ranks: Vec<_> = (0..n).map(|r| scope.spawn(move || rank_main(r))).collect();
+            for (r, rank) in ranks.into_iter().enumerate() {
+                let (elapsed, error) = rank.join().unwrap();
+                assert!(elapsed < Duration::from_secs(20), "rank {r} waited {elapsed:?}");
+                let named = matches!(error, Some(Error::Deadline { rank: 0, .. }));
+                assert!(named, "rank {r}: {error:?}");
             }
         });
         nothing_is_left();
