@@ -53,7 +53,7 @@ pub unsafe fn all_reduce(args: &pl_args) -> Result<()> {
 /// `barrier` for two, and both belong to this launch.
 pub unsafe fn probe(probe: &pl_probe) -> Result<()> {
     let bytes = crate::types::PACK_BYTES as u64 * 64;
-    if probe.bytes % bytes != 0 || probe.bytes > probe.slot_bytes {
+    if !probe.bytes.is_multiple_of(bytes) || probe.bytes > probe.slot_bytes {
         return Err(Error::Internal(format!(
             "a probe of {} bytes in slots of {}; it takes a multiple of {bytes}",
             probe.bytes, probe.slot_bytes
