@@ -43,6 +43,12 @@ pub struct Env {
     pub xdg_cache_home: Option<PathBuf>,
     /// `HOME`, whose `.cache` stands in for it.
     pub home: Option<PathBuf>,
+    /// `PEERLANE_NCCL_LIB`: NCCL's library, for whoever calls NCCL itself; default `libnccl.so.2` of the loader's path.
+    pub nccl_lib: Option<PathBuf>,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, which the driver reads when it starts: hardware queues that a process's streams share.
+    pub cuda_connections: Option<String>,
+    /// `NCCL_MULTI_RANK_GPU_ENABLE`, which NCCL reads when it starts: `1` lets ranks share a GPU.
+    pub nccl_multi_rank: Option<String>,
     /// `PEERLANE_RUN_DIR`: where rendezvous sockets live; default `$XDG_RUNTIME_DIR/peerlane`, else `/tmp/peerlane-UID`.
     pub run_dir: Option<PathBuf>,
     /// `XDG_RUNTIME_DIR`, the default parent of the run directory.
@@ -86,6 +92,9 @@ impl Env {
             cache_dir: text("PEERLANE_CACHE_DIR").map(PathBuf::from),
             xdg_cache_home: text("XDG_CACHE_HOME").map(PathBuf::from),
             home: text("HOME").map(PathBuf::from),
+            nccl_lib: text("PEERLANE_NCCL_LIB").map(PathBuf::from),
+            cuda_connections: text("CUDA_DEVICE_MAX_CONNECTIONS"),
+            nccl_multi_rank: text("NCCL_MULTI_RANK_GPU_ENABLE"),
             run_dir: text("PEERLANE_RUN_DIR").map(PathBuf::from),
             xdg_runtime_dir: text("XDG_RUNTIME_DIR").map(PathBuf::from),
         })
