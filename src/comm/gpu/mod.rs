@@ -19,7 +19,7 @@ mod shape;
 mod slab;
 mod state;
 
-pub(super) use facts::settle_ordinal;
+pub(super) use facts::{address_of, settle_ordinal};
 pub(super) use rank::GpuRank;
 pub(super) use setup::{set_up, Ready};
 pub(super) use state::DeviceState;
