@@ -82,6 +82,15 @@ impl Env {
     }
 }
 
+/// NCCL's variables that decide how it uses the fabric, with their values, where they are set. They are looked at, never
+/// obeyed; others may hold names and addresses and are left alone.
+pub fn nccl_fabric_settings() -> Vec<(String, String)> {
+    let names =
+        ["NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_PROTO", "NCCL_ALGO"];
+    let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    names.into_iter().filter_map(|name| Some((name.to_owned(), set(name)?))).collect()
+}
+
 fn parsed<T>(
     name: &str,
     value: Option<String>,

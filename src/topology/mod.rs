@@ -34,14 +34,14 @@ mod sysfs;
 pub use acs::Acs;
 pub use address::Address;
 pub use class::Class;
-pub use files::Files;
+pub use files::{Entry, Files};
 #[cfg(feature = "cli")]
 pub use hwloc::from_hwloc_xml;
 pub use islands::{islands, Found};
 pub use link::{Link, Rate};
 pub use matrix::from_matrix;
 pub use model::{Bridge, BridgeKind, Gpu, Node, Topology};
-pub use sysfs::from_sysfs;
+pub use sysfs::{device_directory, from_sysfs};
 
 use crate::error::{Error, Result};
 

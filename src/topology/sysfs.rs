@@ -219,6 +219,11 @@ impl Reader<'_> {
     }
 }
 
+/// The directory of a PCI device below any root, found without following links; `None` if it is not there.
+pub fn device_directory(files: &Files, address: Address) -> Option<String> {
+    files.link(&format!("{DEVICES}/{address}")).map(|target| device_path(&target))
+}
+
 /// `../../../devices/pci0000:10/...` as a path from the root.
 fn device_path(target: &str) -> String {
     let parts: Vec<&str> =

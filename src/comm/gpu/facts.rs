@@ -25,7 +25,7 @@ pub(super) struct Facts {
 }
 
 /// The GPU that `device` means.
-fn gpu(driver: &'static Driver, device: Device) -> Result<Gpu> {
+fn gpu(driver: Driver, device: Device) -> Result<Gpu> {
     match device {
         Device::Cuda { ordinal: Some(ordinal) } => Gpu::by_ordinal(driver, ordinal),
         _ => match Gpu::current(driver)? {
