@@ -129,7 +129,11 @@ impl Config {
         }
         Ok(Agreed {
             version: env!("CARGO_PKG_VERSION").into(),
-            topology: seen.map_or("unknown".into(), Seen::hash),
+            topology: match seen {
+                Some(seen) => seen.hash(),
+                None if self.topology.is_some() => "without a place for every rank".into(),
+                None => "unknown".into(),
+            },
             islands: islands.groups().to_vec(),
             device: match self.device {
                 Device::Cpu => "cpu".into(),

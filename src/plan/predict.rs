@@ -25,6 +25,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Candidates closer than this are a tie, which fewer phases win: the model is not better than that.
 const TIE: f64 = 1.02;
 
+/// How much faster a candidate that may collapse must be, though reckoned as collapsed, to be preferred to one that cannot:
+/// the rate was measured with two writers behind a switch, and more of them may be worse off.
+const COLLAPSE_MARGIN: f64 = 1.5;
+
 /// All candidates on a described box.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -159,18 +163,23 @@ impl Model {
     }
 
     /// The candidate for a call, among algorithms that `may` serve: the fastest, or of those that tie with it the one with the
-    /// fewest phases. A pure function of the description: all ranks choose alike.
+    /// fewest phases. One that may collapse is passed over unless it is faster by a wide margin. A pure function of the
+    /// description: all ranks choose alike.
     pub fn choose(
         &self,
         bytes: usize,
         dtype: DType,
         may: impl Fn(Algorithm) -> bool,
     ) -> Option<&Line> {
+        let cost = |line: &Line| {
+            let margin = if line.may_collapse() { COLLAPSE_MARGIN } else { 1.0 };
+            line.us(bytes) * margin
+        };
         let fitting = || self.fitting(dtype).filter(|line| may(line.choice.algorithm));
-        let fastest = fitting().map(|line| line.us(bytes)).reduce(f64::min)?;
-        fitting().filter(|line| line.us(bytes) <= fastest * TIE).min_by(|a, b| {
-            a.phases.len().cmp(&b.phases.len()).then(a.us(bytes).total_cmp(&b.us(bytes)))
-        })
+        let cheapest = fitting().map(cost).reduce(f64::min)?;
+        fitting()
+            .filter(|line| cost(line) <= cheapest * TIE)
+            .min_by(|a, b| a.phases.len().cmp(&b.phases.len()).then(cost(a).total_cmp(&cost(b))))
     }
 
     fn fitting(&self, dtype: DType) -> impl Iterator<Item = &Line> {

@@ -70,7 +70,7 @@ pub fn islands(topology: &Topology, gpu_of: &[usize]) -> Result<Found> {
             "{count} groups share {crossing}, and more than {MAX_ISLANDS} islands are not made"
         ),
         None if n == 1 => "one rank".into(),
-        None => "no crossing is shared by several ranks".into(),
+        None => "no shared crossing parts the ranks".into(),
     };
     Ok(Found { islands: Islands::single(n)?, reason })
 }

@@ -70,10 +70,10 @@ fn every_sickness_is_found_with_its_evidence_and_a_remedy() {
         ("link-width", 1, "current_link_width = 8", "reseat", |b| {
             b.put(&gpu(1, "current_link_width"), "8\n")
         }),
-        ("link-generation", 1, "0000:14:00.0/current_link_speed = 3. generation", "reseat", |b| {
+        ("link-generation", 1, "0000:14:00.0/current_link_speed = 8.0 GT/s PCIe", "reseat", |b| {
             b.put(&gpu(1, "current_link_speed"), "8.0 GT/s PCIe\n")
         }),
-        ("link-idle", 0, "= 1. generation", "while the GPU works", |b| {
+        ("link-idle", 0, "= 2.5 GT/s PCIe", "while the GPU works", |b| {
             b.put(&gpu(1, "current_link_speed"), "2.5 GT/s PCIe\n")
         }),
         ("link-width", 1, "0000:81:00.0/current_link_speed", "reseat", |b| {

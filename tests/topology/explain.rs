@@ -37,11 +37,10 @@ fn json_adds_up() {
                 "{name} {bytes}"
             );
             for other in report["others"].as_array().unwrap() {
-                // A tie within 2 % goes to fewer phases.
-                assert!(
-                    other["time_us"].as_f64().unwrap() * 1.02 >= time,
-                    "{name} {bytes}: {other}"
-                );
+                // A tie within 2 % goes to fewer phases; what may collapse is passed over unless it is far faster.
+                let margin = if other["may_collapse"] == true { 1.5 } else { 1.0 };
+                let theirs = other["time_us"].as_f64().unwrap() * margin;
+                assert!(theirs * 1.02 >= time, "{name} {bytes}: {other}");
                 assert!(!other["lost_because"].as_str().unwrap().is_empty());
             }
         }

@@ -118,8 +118,16 @@ fn where_writes_may_collapse_one_stream_per_gpu_is_preferred() {
         for bytes in &SIZES[1..] {
             let line = model.choose(*bytes, DType::BF16, |_| true).unwrap();
             let single = matches!(line.choice.algorithm, Algorithm::Pairwise | Algorithm::Staged);
-            assert!(single || !model.fabric.collapse_prone, "{name} {bytes}: {:?}", line.choice);
-            assert!(!line.may_collapse(), "{name} {bytes}: {:?}", line.choice);
+            let candidates = model.candidates(*bytes, DType::BF16);
+            let safe = candidates.iter().find(|l| !l.may_collapse()).unwrap();
+            // Unless it is far faster even when collapsed, as for 16 GPUs with slow links.
+            let far = line.may_collapse() && line.us(*bytes) * 1.5 <= safe.us(*bytes);
+            assert!(
+                single || far || !model.fabric.collapse_prone,
+                "{name} {bytes}: {:?}",
+                line.choice
+            );
+            assert!(!far || name.contains("DGX"), "{name} {bytes}: {:?}", line.choice);
         }
         if model.fabric.collapse_prone {
             prone += 1

@@ -164,12 +164,17 @@ fn link_finding(
         return None;
     }
     let directory = Address::parse(name).and_then(|a| facts.directory(a)).unwrap_or_default();
+    let speed = format!("{directory}/current_link_speed");
     let slot = port.filter(|p| p.gb_per_s < best.gb_per_s && !idle);
     Some(Finding {
         id: if idle { "link-idle" } else if narrow { "link-width" } else { "link-generation" },
         severity: if idle { Severity::Note } else { Severity::Slow },
         what: format!("the link of {what} {name} runs as {now}, its best is {best}"),
-        evidence: format!("{} = {generation}. generation, current_link_width = {width}", facts.files.name(&format!("{directory}/current_link_speed"))),
+        evidence: format!(
+            "{} = {}, current_link_width = {width}",
+            facts.files.name(&speed),
+            facts.text(&speed).unwrap_or_default()
+        ),
         cost: match idle {
             true => "none if the GPU is idle: it lowers its generation until it has work".into(),
             false => format!("{:.0} of {:.0} GB/s for everything this {what} sends", now.gb_per_s, best.gb_per_s),

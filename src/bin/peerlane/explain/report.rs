@@ -122,9 +122,7 @@ impl Report {
         for note in &self.notes {
             text.push_str(&format!("note: {note}\n"));
         }
-        for rank in self.ranks.iter().filter(|rank| !rank.cpus.is_empty()) {
-            text.push_str(&format!("rank {} belongs on CPUs {}\n", rank.rank, rank.cpus));
-        }
+        text.push_str(&self.placement());
         text.push_str(&format!("islands {}: {}\n", self.islands, self.islands_because));
         text.push_str(&format!("summed as {} ({})\n\n", self.tree, self.tree_hash));
         let c = &self.chosen;
@@ -170,6 +168,24 @@ impl Report {
             "Predicted from published figures, not measured; `peerlane bench` measures.\n",
         );
         text
+    }
+}
+
+impl Report {
+    /// Where the ranks' threads and host memory belong: near their GPUs.
+    fn placement(&self) -> String {
+        let mut places: Vec<(&str, Vec<String>)> = Vec::new();
+        for rank in self.ranks.iter().filter(|rank| !rank.cpus.is_empty()) {
+            let number = rank.rank.to_string();
+            match places.iter_mut().find(|(cpus, _)| *cpus == rank.cpus) {
+                Some((_, ranks)) => ranks.push(number),
+                None => places.push((&rank.cpus, vec![number])),
+            }
+        }
+        let line = |(cpus, ranks): &(&str, Vec<String>)| {
+            format!("near CPUs {cpus}: rank {}\n", ranks.join(", "))
+        };
+        places.iter().map(line).collect()
     }
 }
 
@@ -221,7 +237,9 @@ fn lost(line: &Line, winner: &Line, bytes: usize) -> String {
             .map_or(String::new(), |p| format!(" on {}", p.carrier));
         why.push(format!("{transfer:+.1} us of bytes{carrier}"));
     }
-    if why.is_empty() || line.us(bytes) <= winner.us(bytes) {
+    if line.may_collapse() && line.us(bytes) < winner.us(bytes) * 1.02 {
+        why.push("passed over because it may collapse further than was measured".into());
+    } else if why.is_empty() || line.us(bytes) <= winner.us(bytes) {
         why.push(format!(
             "within 2 %, and {} phases against {}",
             line.phases.len(),
