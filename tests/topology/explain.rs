@@ -73,7 +73,7 @@ fn what_cannot_be_explained_says_why() {
         (&["--topology", DIRECT, "--gpus", "0,8"], "GPU 8 is not there"),
         (&["--topology", DIRECT, "--ranks", "17"], "17 ranks"),
         (&["--topology", DIRECT, "--ranks", "2", "--gpus", "0"], "--ranks 2 but --gpus names 1"),
-        (&["--topology", "README.md"], "README.md:1: no table of GPUs"),
+        (&["--topology", "CHANGELOG.md"], "CHANGELOG.md:1: no table of GPUs"),
         (&["--topology", "/nonexistent"], "/nonexistent"),
     ] {
         let output = peerlane(&[&["explain"], args].concat());
