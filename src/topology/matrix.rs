@@ -25,7 +25,7 @@ pub fn from_matrix(name: &str, text: &str) -> Result<Topology> {
     if text.len() as u64 > MOST_BYTES {
         return Err(mistake(name, 1, "longer than any table of GPUs"));
     }
-    let (columns, rows) = table(name, text)?;
+    let rows = table(name, text)?;
     let mut notes = Vec::new();
     for (a, row) in rows.iter().enumerate() {
         for (b, other) in rows.iter().enumerate().take(a) {
@@ -60,12 +60,11 @@ pub fn from_matrix(name: &str, text: &str) -> Result<Topology> {
             }
         }
     }
-    debug_assert_eq!(columns, rows.len());
     Ok(topology)
 }
 
-/// Number of GPU columns, and the rows of GPUs.
-fn table(name: &str, text: &str) -> Result<(usize, Vec<Row>)> {
+/// The rows of GPUs, with as many cells as there are rows.
+fn table(name: &str, text: &str) -> Result<Vec<Row>> {
     let mut lines = text.lines().zip(1u32..).map(|(line, number)| (plain(line), number));
     let is_gpu = |word: &str, number: usize| word == format!("GPU{number}");
     let Some((header, at)) =
@@ -153,7 +152,7 @@ fn table(name: &str, text: &str) -> Result<(usize, Vec<Row>)> {
             format!("{gpus} columns of GPUs but {} rows; is the text cut off?", rows.len()),
         ));
     }
-    Ok((gpus, rows))
+    Ok(rows)
 }
 
 /// Without the escape sequences that underline the header.

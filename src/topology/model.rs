@@ -96,6 +96,12 @@ impl Topology {
     pub(super) fn finish(mut self) -> Self {
         self.nodes.sort_by_key(|n| n.id);
         self.gpus.sort_by_key(|g| g.address);
+        let described = self.gpus.len();
+        self.gpus.dedup_by(|b, a| a.address.is_some() && a.address == b.address);
+        if self.gpus.len() < described {
+            let twice = described - self.gpus.len();
+            self.notes.push(format!("{twice} GPU(s) described twice at one address; the first counts"));
+        }
         for at in 0..self.gpus.len() {
             let socket = self.socket_of(self.gpus[at].node);
             let gpu = &mut self.gpus[at];

@@ -93,5 +93,11 @@ fn lstopo_draws_the_same_tree() {
         assert_eq!(renumbered(described(&read(name))), theirs, "{name}");
         gpus += theirs.len();
     }
+    // A control: one GPU drawn below another switch is another tree.
+    let name = "2-socket-8-gpu-4-switches";
+    let text = std::fs::read_to_string(fixture(&format!("{name}.lstopo.txt"))).unwrap();
+    let moved = text.replace("PCI 13:00.0", "PCI 33:00.1").replace("PCI 33:00.0", "PCI 13:00.0");
+    let moved = moved.replace("PCI 33:00.1", "PCI 33:00.0");
+    assert_ne!(renumbered(described(&read(name))), renumbered(drawn(&moved)));
     assert_eq!(gpus, 4 + 4 + 16 + 8 + 8 + 16);
 }

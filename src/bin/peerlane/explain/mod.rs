@@ -85,9 +85,8 @@ fn seats(args: &Args, topology: &Topology) -> Result<Vec<usize>> {
     let count = topology.gpus.len();
     if count == 0 {
         bail!(
-            "{}: no NVIDIA GPU is described ({}); name a description with --topology, such as the output of `nvidia-smi topo -m`",
+            "{}: no NVIDIA GPU is described; name a description with --topology, such as the output of `nvidia-smi topo -m`",
             topology.source,
-            topology.notes.join("; ")
         );
     }
     let gpu_of = match (&args.gpus, args.ranks) {
