@@ -342,11 +342,16 @@ mod tests {
 
     #[test]
     fn a_gpu_that_is_described_twice_counts_once_and_a_note_says_so() {
-        let gpu = "<object type=\"PCIDev\" pci_busid=\"0000:01:00.0\" pci_type=\"0302 [10de:2bb5]\"/>";
+        let gpu =
+            "<object type=\"PCIDev\" pci_busid=\"0000:01:00.0\" pci_type=\"0302 [10de:2bb5]\"/>";
         let t = read(&gpu.repeat(2)).unwrap();
         assert_eq!(t.gpus.len(), 1);
         assert!(t.notes.iter().any(|n| n.contains("described twice")), "{:?}", t.notes);
-        assert_eq!((t.gpus[0].parent, t.gpus[0].node), (None, Some(0)), "it hangs on the machine itself");
+        assert_eq!(
+            (t.gpus[0].parent, t.gpus[0].node),
+            (None, Some(0)),
+            "it hangs on the machine itself"
+        );
     }
 
     #[test]

@@ -100,7 +100,8 @@ impl Topology {
         self.gpus.dedup_by(|b, a| a.address.is_some() && a.address == b.address);
         if self.gpus.len() < described {
             let twice = described - self.gpus.len();
-            self.notes.push(format!("{twice} GPU(s) described twice at one address; the first counts"));
+            self.notes
+                .push(format!("{twice} GPU(s) described twice at one address; the first counts"));
         }
         for at in 0..self.gpus.len() {
             let socket = self.socket_of(self.gpus[at].node);
