@@ -23,11 +23,11 @@ impl FakeBox {
         for node in 0..2 {
             fake.put(
                 &format!("sys/devices/system/node/node{node}/cpulist"),
-                &format!("{}-{}\n", node * 8, node * 8 + 7),
+                format!("{}-{}\n", node * 8, node * 8 + 7),
             );
             fake.put(
                 &format!("sys/devices/system/cpu/cpu{}/topology/physical_package_id", node * 8),
-                &format!("{node}\n"),
+                format!("{node}\n"),
             );
         }
         for (number, (way, node)) in GPUS.iter().enumerate() {

@@ -87,6 +87,7 @@ fn use_it(t: &Topology) {
     }
 }
 
+#[allow(clippy::print_stdout)]
 /// Damages for as long as asked; how many were refused and how many were read.
 fn run(reader: &str, seed: u64, mut one: impl FnMut(&mut Random) -> bool) {
     let seconds = std::env::var("PEERLANE_MUTATE_SECONDS").ok().and_then(|s| s.parse().ok());
