@@ -1,5 +1,8 @@
 //! A copy of a box's `/sys` and `/proc`, written into a directory: what a rule of `doctor` looks at, sick or healthy.
 
+// Each test binary that includes this uses its own share of it.
+#![allow(dead_code)]
+
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
