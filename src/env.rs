@@ -11,8 +11,10 @@ use std::time::Duration;
 pub struct Env {
     /// `PEERLANE_LOG`: `off`, `error`, `warn` (default), `info`, `debug`; where the library says what it decided (stderr).
     pub log: Option<String>,
-    /// `PEERLANE_ISLANDS`: ranks of each island, such as `0-3,4-7`; default one island.
+    /// `PEERLANE_ISLANDS`: ranks of each island, such as `0-3,4-7`; default those of the described box, else one.
     pub islands: Option<String>,
+    /// `PEERLANE_TOPOLOGY`: a file or directory that describes the box in place of `/sys`.
+    pub topology: Option<PathBuf>,
     /// `PEERLANE_SLAB`: bytes of a rank's slab, with an optional K, M or G (powers of 1024); 1M to 1G.
     pub slab: Option<u64>,
     /// `PEERLANE_DEADLINE`: seconds (a fraction is fine) until a wait gives up; default 600.
@@ -70,6 +72,7 @@ impl Env {
                 _ => Err("is none of off, error, warn, info, debug".to_owned()),
             })?,
             islands: text("PEERLANE_ISLANDS"),
+            topology: text("PEERLANE_TOPOLOGY").map(PathBuf::from),
             slab: parsed("PEERLANE_SLAB", text("PEERLANE_SLAB"), parse_bytes)?,
             deadline: parsed("PEERLANE_DEADLINE", text("PEERLANE_DEADLINE"), parse_seconds)?,
             setup_deadline: parsed(
@@ -99,6 +102,15 @@ impl Env {
             xdg_runtime_dir: text("XDG_RUNTIME_DIR").map(PathBuf::from),
         })
     }
+}
+
+/// NCCL's variables that decide how it uses the fabric, with their values, where they are set. They are looked at, never
+/// obeyed; others may hold names and addresses and are left alone.
+pub fn nccl_fabric_settings() -> Vec<(String, String)> {
+    let names =
+        ["NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_PROTO", "NCCL_ALGO"];
+    let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    names.into_iter().filter_map(|name| Some((name.to_owned(), set(name)?))).collect()
 }
 
 fn parsed<T>(

@@ -7,6 +7,7 @@
 //! | [`error`], [`types`], [`mod@env`] | the vocabulary: one error type, data types and operations, the environment |
 //! | [`launch`] | the C structs that cross from the host to a kernel, generated from `cuda/launch.h` |
 //! | [`schedule`] | a collective as data: the tree, one file per algorithm, the checker, explain |
+//! | [`topology`] | what the box is: GPUs, the PCIe tree, NUMA nodes; the islands that follow |
 //! | [`plan`] | which schedule and protocol serve which call |
 //! | [`lane`] | slabs: the peer-visible buffers, their layout and how they are shared |
 //! | [`bootstrap`] | rendezvous, votes, handle exchange, liveness |
@@ -27,6 +28,7 @@ pub mod plan;
 pub mod probe;
 pub mod schedule;
 mod thread;
+pub mod topology;
 pub mod types;
 
 pub use error::{Error, Result};

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `config` | what a caller may ask for, and what all ranks must agree on |
 //! | `create` | one rank, or several of one process at once |
+//! | `described` | where the ranks sit on the described box: islands, and the model that chooses |
 //! | `communicator` | the public handle: call, ask, abort, destroy |
 //! | `submit` | how a call reaches its device |
 //! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
@@ -27,6 +28,7 @@ mod communicator;
 mod config;
 mod create;
 mod departures;
+mod described;
 mod engine;
 mod fault;
 mod fused;

@@ -26,7 +26,7 @@ mod state;
 mod trial;
 mod verdicts;
 
-pub(super) use facts::settle_ordinal;
+pub(super) use facts::{address_of, settle_ordinal};
 pub(super) use rank::GpuRank;
 pub(super) use setup::{set_up, Ready};
 pub(super) use state::DeviceState;
