@@ -2,6 +2,10 @@
 
 use anyhow::{ensure, Result};
 
+/// Products that are added one after the other before their sum is added to the result. The error of a sum in fp32 grows with
+/// the longest chain of additions: with the whole of `k` in one chain, logits of the golden data are 1.4e-5 off.
+const CHAIN: usize = 32;
+
 /// A matrix inside a slice: element (i, j) is at `i * row + j * column`.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
@@ -45,25 +49,27 @@ pub fn multiply(
         b.values.len(),
         out.len()
     );
-    // SAFETY: every element of the three matrices lies within its slice, as checked above; rows of `out` do not overlap,
-    // and `out` is borrowed alone.
-    unsafe {
-        matrixmultiply::sgemm(
-            m,
-            k,
-            n,
-            1.0,
-            a.values.as_ptr(),
-            a.row as isize,
-            a.column as isize,
-            b.values.as_ptr(),
-            b.row as isize,
-            b.column as isize,
-            0.0,
-            out.as_mut_ptr(),
-            out_row as isize,
-            1,
-        );
+    for first in (0..k).step_by(CHAIN) {
+        // SAFETY: every element of the three matrices lies within its slice, as checked above; rows of `out` do not
+        // overlap, and `out` is borrowed alone.
+        unsafe {
+            matrixmultiply::sgemm(
+                m,
+                (k - first).min(CHAIN),
+                n,
+                1.0,
+                a.values.as_ptr().add(first * a.column),
+                a.row as isize,
+                a.column as isize,
+                b.values.as_ptr().add(first * b.row),
+                b.row as isize,
+                b.column as isize,
+                if first == 0 { 0.0 } else { 1.0 },
+                out.as_mut_ptr(),
+                out_row as isize,
+                1,
+            );
+        }
     }
     Ok(())
 }
