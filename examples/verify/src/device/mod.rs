@@ -62,6 +62,8 @@ pub trait Device: Sized {
     fn write_routing(&mut self, routing: &mut Self::Routing, routed: &Routed) -> Result<()>;
     /// What [`choose`](Self::choose) chose for the first rows.
     fn read_chosen(&mut self, rows: usize) -> Result<Vec<u32>>;
+    /// Waits for everything queued.
+    fn finish(&mut self) -> Result<()>;
     /// Time by part since the last call.
     fn take_times(&mut self) -> Result<Times>;
 

@@ -98,11 +98,4 @@ impl Source {
         }
         Ok(())
     }
-
-    /// A part of a tensor, as fp32.
-    pub fn read(&self, part: &Part) -> Result<Vec<f32>> {
-        let mut values = Vec::new();
-        self.append(&mut values, part)?;
-        Ok(values)
-    }
 }

@@ -3,7 +3,7 @@
 use super::gemm::{multiply, View};
 use super::Weight;
 use crate::device::{Experts, Routed};
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 /// Scratch of the experts, kept from call to call.
 #[derive(Default)]
@@ -64,11 +64,12 @@ pub fn add_routed(
     let mut order: Vec<usize> = (0..rows * kept).collect();
     order.sort_by_key(|&at| routed.experts[at]);
     for group in order.chunk_by(|&a, &b| routed.experts[a] == routed.experts[b]) {
+        let expert = routed.experts[group[0]] as usize;
+        ensure!(expert < experts.count, "expert {expert} of {}", experts.count);
         scratch.rows.clear();
         for &at in group {
             scratch.rows.extend_from_slice(&x[at / kept * width..][..width]);
         }
-        let expert = routed.experts[group[0]] as usize;
         scratch.out.resize(group.len() * width, 0.0);
         apply(
             experts,

@@ -114,6 +114,10 @@ impl Device for Cpu {
         Ok(self.chosen[..rows].iter().map(|&key| !(key as u32)).collect())
     }
 
+    fn finish(&mut self) -> Result<()> {
+        Ok(()) // nothing is ever queued
+    }
+
     fn take_times(&mut self) -> Result<Times> {
         self.last = Instant::now();
         Ok(std::mem::take(&mut self.times))
