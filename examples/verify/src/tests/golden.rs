@@ -110,14 +110,14 @@ pub struct Setting {
     pub ranks: usize,
     pub comm: CommConfig,
     pub mistake: Option<Mistake>,
-    /// Take the golden routing in the verify pass.
-    pub routed: bool,
+    /// In the verify pass take the golden routing in place of the router's, its weights times this.
+    pub given: Option<f32>,
 }
 
 impl Setting {
     pub fn new(ranks: usize) -> Self {
         let comm = CommConfig::from_vars(ranks, &Env::default()).unwrap();
-        Setting { config: config(), ranks, comm, mistake: None, routed: false }
+        Setting { config: config(), ranks, comm, mistake: None, given: None }
     }
 }
 
@@ -154,7 +154,7 @@ pub fn run(setting: &Setting) -> Vec<Outcome> {
                     let reduce = Reduce { comm, by: AllReduce::Peerlane, barrier: false };
                     let config = &setting.config;
                     let rank = Rank::new(config, device, replicated, shard, reduce, 64, 80);
-                    outcome(&mut rank.unwrap(), setting.routed).unwrap()
+                    outcome(&mut rank.unwrap(), setting.given).unwrap()
                 })
             })
             .collect();
@@ -162,7 +162,7 @@ pub fn run(setting: &Setting) -> Vec<Outcome> {
     })
 }
 
-fn outcome(rank: &mut Rank<Cpu>, routed: bool) -> Result<Outcome> {
+fn outcome(rank: &mut Rank<Cpu>, given: Option<f32>) -> Result<Outcome> {
     let golden = Golden::answers();
     let tokens: Vec<Vec<u32>> = (0..3).map(|s| golden.tokens(&format!("s{s}.input_ids"))).collect();
     let mut prefill = Batch::default();
@@ -175,13 +175,14 @@ fn outcome(rank: &mut Rank<Cpu>, routed: bool) -> Result<Outcome> {
     let batch = rank.device.batch(&prefill)?;
     rank.pass(&batch, prefill.rows(), false, &mut Unobserved)?;
 
-    if routed {
+    if let Some(factor) = given {
         rank.decision = Routing::Given;
         for layer in 1..rank.routing.len() {
             let ids = |s| golden.tokens(&format!("s{s}.verify.l{layer}.topk_idx"));
             let weights = |s| golden.floats(&format!("s{s}.verify.l{layer}.topk_weight"));
             let experts = (0..3).flat_map(ids).collect();
-            let routed = Routed { experts, weights: (0..3).flat_map(weights).collect() };
+            let weights = (0..3).flat_map(weights).map(|weight| weight * factor).collect();
+            let routed = Routed { experts, weights };
             if let Some(routing) = &mut rank.routing[layer] {
                 rank.device.write_routing(routing, &routed)?;
             }

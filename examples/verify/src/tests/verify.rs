@@ -48,13 +48,9 @@ fn eight_ranks_answer_as_transformers_does_and_put_in_the_given_partial_sums() {
 
 #[test]
 fn routing_that_is_given_is_followed() {
-    let outcomes = run(&Setting { routed: true, ..Setting::new(2) });
-    let distances = compare(&outcomes);
-    assert!(distances.within(), "{distances}");
-    // A forced pass that ignored what it was given would pass too, were the router not silenced.
-    let mut config = super::golden::config();
-    config.n_group = 1;
-    config.topk_group = 1;
-    let own = compare(&run(&Setting { config: config.clone(), ..Setting::new(2) }));
-    assert!(own.misrouted > 0, "the other grouping changes nothing: {own}");
+    let given = |factor| compare(&run(&Setting { given: Some(factor), ..Setting::new(2) }));
+    let golden = given(1.0);
+    assert!(golden.within(), "{golden}");
+    let doubled = given(2.0);
+    assert!(doubled.hidden.0 > 100.0 * HIDDEN, "the router decided after all: {doubled}");
 }
