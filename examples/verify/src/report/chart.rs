@@ -139,6 +139,8 @@ fn draw_lines(into: &mut String, unit: &str, curves: &[Curve]) -> Drawn {
         .bold_line_style(GRID)
         .axis_style(AXIS)
         .label_style(font(14))
+        // Whole rows, and not too many labels.
+        .x_labels((widest as usize + 1).min(9))
         .x_label_formatter(&|rows| format!("{rows}"))
         .x_desc("rows of a sequence verified at once")
         .y_desc(unit)

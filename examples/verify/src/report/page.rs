@@ -115,7 +115,7 @@ fn times(report: &Report) -> Result<String> {
         &[
             Curve { name: "pass", colour: chart::BLUE, points: points(report, |w| w.pass_ms) },
             Curve {
-                name: "without sums",
+                name: "no sums",
                 colour: chart::GREEN,
                 points: points(report, |w| w.bare_ms),
             },
@@ -182,9 +182,10 @@ fn table(report: &Report) -> String {
     let rows: String = report.widths.iter().map(row).collect();
     format!(
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table of all draft widths\">\n<table>\n\
-         <caption>draft: rows of a sequence, the last committed token and drafted ones. without sums: the pass with nobody \
-         summing. all-reduce: waiting for late ranks included; in step: ranks wait for each other before, and that is not \
-         counted. gain: over plain decoding; pays from: tokens a pass must commit to be as fast.</caption>\n\
+         <caption>Times in milliseconds. draft: rows of a sequence, the last committed token and drafted ones. no sums: the \
+         pass with nobody summing. all-reduce: waiting for late ranks included; in step: ranks wait for each other before, \
+         and that is not counted. calls: all-reduces, of so many bytes each. experts: distinct ones a MoE layer (least-most). \
+         tokens: committed a pass and sequence. gain: over plain decoding (from this many tokens a pass on).</caption>\n\
          <thead>\n<tr>{header}</tr>\n</thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
     )
 }

@@ -28,7 +28,9 @@ pub fn text(report: &Report) -> String {
     }
     let _ = writeln!(
         text,
-        "#\n# A pass, median of {}; rows of a sequence verified at once:\n",
+        "#\n# A pass (ms), median of {}. no sums: nobody sums; all-reduce: in a pass, waiting for late ranks included; in step: after a\n\
+         # barrier; calls: all-reduces, of so many bytes each; experts: distinct ones a MoE layer (least-most); tokens: committed a\n\
+         # pass and sequence; tokens/s: of a sequence; gain: over plain decoding (from this many tokens a pass on).\n",
         report.passes
     );
     text += &widths(report);
@@ -74,22 +76,22 @@ pub fn verdict(report: &Report) -> Option<String> {
     ))
 }
 
-/// Names of the columns of [`cells`].
+/// Names of the columns of [`cells`]; times are milliseconds.
 pub const COLUMNS: [&str; 14] = [
     "draft",
     "rows",
-    "pass (ms)",
-    "without sums (ms)",
-    "all-reduce (ms)",
+    "pass",
+    "no sums",
+    "all-reduce",
     "share",
-    "in step (ms)",
+    "in step",
     "share",
-    "all-reduces",
-    "bytes each",
-    "experts a layer",
-    "tokens a pass",
-    "tokens/s a sequence",
-    "gain / pays from",
+    "calls",
+    "bytes",
+    "experts",
+    "tokens",
+    "tokens/s",
+    "gain (from)",
 ];
 
 /// One draft width.
@@ -108,7 +110,7 @@ pub fn cells(width: &Width) -> [String; 14] {
         format!("{:.1} ({}-{})", width.experts_mean, width.experts_least, width.experts_most),
         format!("{:.2}", width.worth.tokens_per_pass),
         format!("{:.1}", width.worth.tokens_per_second),
-        format!("{:.2} / {:.2}", width.worth.gain, width.worth.break_even),
+        format!("{:.2} ({:.2})", width.worth.gain, width.worth.break_even),
     ]
 }
 
