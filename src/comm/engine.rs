@@ -156,6 +156,7 @@ fn set_up_cpu(
             count: input.len(),
             dtype: DType::F32,
             op: Op::Sum,
+            norm: None,
         };
         host.run(&call, &plans.all()[plan], |_| Ok(())).map(drop)
     };

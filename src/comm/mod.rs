@@ -13,6 +13,7 @@
 //! | `gpu` | a rank on a GPU |
 //! | `fault` | the first error, kept for good |
 //! | `group` | calls noted until the group's end |
+//! | `fused` | all-reduce, residual add and RMSNorm in one |
 //! | `signature` | differs where calls do; travels in the flags |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
@@ -22,6 +23,7 @@ mod config;
 mod create;
 mod engine;
 mod fault;
+mod fused;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod group;
@@ -36,5 +38,6 @@ mod submit;
 pub use communicator::Communicator;
 pub use config::Config;
 pub use create::{create_all, Creation};
+pub use fused::AddRmsNorm;
 pub use group::{group_end, group_start};
 pub use stats::Stats;
