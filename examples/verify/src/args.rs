@@ -2,6 +2,7 @@
 
 use crate::batch::{Draft, MOST_ROWS};
 use crate::config::{Config, PRESETS};
+use crate::device::cpu::Sums;
 use crate::measure::Plan;
 use crate::memory;
 use crate::reduce::AllReduce;
@@ -54,9 +55,12 @@ pub struct Args {
     /// Who sums the ranks' partial results
     #[arg(long, value_enum, default_value_t = AllReduce::Peerlane)]
     pub all_reduce: AllReduce,
-    /// Whether residual add and RMSNorm are part of the all-reduce, where the device can
+    /// Whether residual add and RMSNorm are part of the all-reduce; that takes --sums bf16
     #[arg(long, value_enum, default_value_t = Fused::On)]
     pub fused: Fused,
+    /// What sums and residuals are kept as; all else is fp32
+    #[arg(long, value_enum, default_value_t = Sums::Fp32)]
+    pub sums: Sums,
     /// Serve every all-reduce with this algorithm
     #[arg(long, value_name = "NAME")]
     pub algo: Option<Algorithm>,
@@ -105,6 +109,8 @@ pub struct Job {
     pub ranks: usize,
     pub plan: Plan,
     pub memory: u64,
+    pub sums: Sums,
+    pub fused: bool,
     pub comm: peerlane::comm::Config,
 }
 
@@ -155,7 +161,16 @@ impl Args {
             "PEERLANE_DEVICE is {}, but the verify runner runs on the CPU",
             comm.device
         );
-        Ok(Job { config, name, origin, ranks: self.tp, plan, memory, comm })
+        let fused = self.fused == Fused::On && self.sums == Sums::Bf16;
+        if fused {
+            ensure!(
+                config.hidden_size % 8 == 0,
+                "hidden_size is {}, but fused rows are multiples of 8 (--fused off)",
+                config.hidden_size
+            );
+        }
+        let (ranks, sums) = (self.tp, self.sums);
+        Ok(Job { config, name, origin, ranks, plan, memory, sums, fused, comm })
     }
 
     fn plan(&self, config: &Config) -> Result<Plan> {

@@ -23,7 +23,7 @@ pub trait Observer<D: Device> {
     fn partial(&mut self, _: &mut D, _: Site, _: &D::Buffer, _elements: usize) -> Result<()> {
         Ok(())
     }
-    /// The sum over all ranks.
+    /// The sum over all ranks; where the operation is fused, it stands nowhere.
     fn reduced(&mut self, _: &mut D, _: Site, _: &D::Buffer, _elements: usize) -> Result<()> {
         Ok(())
     }

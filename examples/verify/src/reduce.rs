@@ -21,6 +21,8 @@ pub enum AllReduce {
 pub struct Reduce {
     pub comm: Communicator,
     pub by: AllReduce,
+    /// Whether residual add and norm are part of the all-reduce, on devices that can.
+    pub fused: bool,
     /// Whether ranks wait for each other before each all-reduce, so that its time does not hold the time by which another
     /// rank was late.
     pub barrier: bool,
@@ -53,13 +55,33 @@ impl Reduce {
             device.barrier(&self.comm)?;
             device.stamp(kind, Part::Wait)?;
         }
-        if self.by == AllReduce::Peerlane {
-            device.all_reduce(&self.comm, &mut act.partial, elements)?;
+        if self.by == AllReduce::Peerlane && self.fused && device.fuses() {
+            device.all_reduce_add_rms_norm(
+                &self.comm,
+                &act.partial,
+                &mut act.residual,
+                gamma,
+                eps,
+                &mut act.normed,
+                rows,
+            )?;
+            device.stamp(kind, Part::AllReduce)?;
+        } else {
+            if self.by == AllReduce::Peerlane {
+                device.all_reduce(&self.comm, &mut act.partial, elements)?;
+            }
+            device.stamp(kind, Part::AllReduce)?;
+            observer.reduced(device, site, &act.partial, elements)?;
+            device.add_rms_norm(
+                &act.partial,
+                &mut act.residual,
+                gamma,
+                eps,
+                &mut act.normed,
+                rows,
+            )?;
+            device.stamp(kind, Part::Norm)?;
         }
-        device.stamp(kind, Part::AllReduce)?;
-        observer.reduced(device, site, &act.partial, elements)?;
-        device.add_rms_norm(&act.partial, &mut act.residual, gamma, eps, &mut act.normed, rows)?;
-        device.stamp(kind, Part::Norm)?;
         observer.residual(device, site, &act.residual, elements)
     }
 }

@@ -43,9 +43,9 @@ pub fn run(job: &Job) -> Result<Outcome> {
     let bar = bar(weights.bytes(pools, 1), "loading {wide_bar} {percent} %, {eta} left");
     let progress = |elements: usize| bar.inc(elements as u64);
     let loader = Loader { config, source: &source, progress: &progress };
-    let replicated = Arc::new(loader.replicated(&mut Cpu::new(config, 0, ranks))?);
+    let replicated = Arc::new(loader.replicated(&mut Cpu::new(config, 0, ranks, job.sums))?);
     let load = |rank| -> Result<(Cpu, Shard<_>)> {
-        let mut device = Cpu::new(config, rank, ranks);
+        let mut device = Cpu::new(config, rank, ranks, job.sums);
         let shard = loader.shard(&mut device, rank, ranks, pools)?;
         Ok((device, shard))
     };
@@ -57,7 +57,7 @@ pub fn run(job: &Job) -> Result<Outcome> {
     let bar = self::bar(plan.steps() as u64, "verifying {wide_bar} {pos}/{len} passes, {eta} left");
     let measure = |(comm, (device, shard)): (Communicator, (Cpu, Shard<_>))| {
         let first = comm.rank() == 0;
-        let reduce = Reduce { comm, by: AllReduce::Peerlane, barrier: false };
+        let reduce = Reduce { comm, by: AllReduce::Peerlane, fused: job.fused, barrier: false };
         let replicated = Arc::clone(&replicated);
         let (rows, cache) = (plan.rows(), plan.cache_rows());
         let mut rank = Rank::new(config, device, replicated, shard, reduce, rows, cache)?;

@@ -177,6 +177,20 @@ pub trait Device: Sized {
         buffer: &mut Self::Buffer,
         elements: usize,
     ) -> Result<()>;
+    /// Whether all-reduce, residual add and norm can be one operation here.
+    fn fuses(&self) -> bool;
+    /// [`all_reduce`](Self::all_reduce) of `x` and [`add_rms_norm`](Self::add_rms_norm) in one, with the same bits.
+    #[allow(clippy::too_many_arguments)]
+    fn all_reduce_add_rms_norm(
+        &mut self,
+        comm: &Communicator,
+        x: &Self::Buffer,
+        residual: &mut Self::Buffer,
+        gamma: &Self::Weight,
+        eps: f32,
+        normed: &mut Self::Buffer,
+        rows: usize,
+    ) -> Result<()>;
     /// Returns, or lets the queue go on, when all ranks have come here.
     fn barrier(&mut self, comm: &Communicator) -> Result<()>;
 

@@ -6,6 +6,7 @@ pub mod table;
 
 use crate::args::{Args, Fused, Job};
 use crate::batch::Draft;
+use crate::device::cpu::Sums;
 use crate::economics::Worth;
 use crate::measure::Measured;
 use crate::memory;
@@ -38,6 +39,8 @@ pub struct Report {
     pub all_reduce: AllReduce,
     /// Whether residual add and norm were part of the all-reduce.
     pub fused: bool,
+    /// What sums and residuals were kept as.
+    pub sums: Sums,
     pub served_by: String,
     pub contexts: Vec<usize>,
     pub passes: usize,
@@ -88,6 +91,21 @@ pub struct Stretch {
 }
 
 impl Report {
+    /// Who sums, what, and how, for people.
+    pub fn sums_by(&self) -> String {
+        let sums = match self.sums {
+            Sums::Fp32 => "fp32",
+            Sums::Bf16 => "bf16",
+        };
+        match (self.all_reduce, self.fused) {
+            (AllReduce::None, _) => "nobody".into(),
+            (AllReduce::Peerlane, false) => format!("peerlane, {sums}, {}", self.served_by),
+            (AllReduce::Peerlane, true) => {
+                format!("peerlane, {sums}, add and RMSNorm fused, {}", self.served_by)
+            }
+        }
+    }
+
     pub fn new(args: &Args, job: &Job, outcome: &Outcome) -> Self {
         let config = &job.config;
         let moe = config.moe_layers();
@@ -121,7 +139,8 @@ impl Report {
             ranks: job.ranks,
             islands: outcome.islands.clone(),
             all_reduce: job.plan.by,
-            fused: false,
+            fused: job.fused && job.plan.by == AllReduce::Peerlane,
+            sums: job.sums,
             served_by: outcome.served.clone(),
             contexts: job.plan.contexts.clone(),
             passes: job.plan.passes,
@@ -179,7 +198,7 @@ impl Width {
             pass_ms,
             bare_ms,
             all_reduces: first.map_or(0, |rank| rank.all_reduces.saturating_sub(1)),
-            all_reduce_bytes: (rows * job.config.hidden_size * size_of::<f32>()) as u64,
+            all_reduce_bytes: (rows * job.config.hidden_size * job.sums.bytes()) as u64,
             all_reduce_ms: times.part(Part::AllReduce) * 1e3,
             all_reduce_share: share(&times),
             all_reduce_in_step_ms: in_step.part(Part::AllReduce) * 1e3,
@@ -210,10 +229,9 @@ impl Width {
 
 fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
     let mut notes = Vec::new();
-    if args.fused == Fused::On {
+    if args.fused == Fused::On && !job.fused {
         notes.push(
-            "Add and RMSNorm run apart from the all-reduce: the fused operation is for 16-bit floats, and the CPU computes in \
-             fp32."
+            "Add and RMSNorm ran apart from the all-reduce: the fused operation is for 16-bit floats (--sums bf16)."
                 .into(),
         );
     }

@@ -4,7 +4,6 @@ use super::chart::{self, Bar, Curve};
 use super::table::{cells, ms, percent, verdict, COLUMNS};
 use super::{Report, Width};
 use crate::memory::bytes;
-use crate::reduce::AllReduce;
 use crate::stamp::{Kind, Part};
 use anyhow::{anyhow, Result};
 
@@ -14,10 +13,6 @@ const STYLE: &str = include_str!("../../../../src/bin/peerlane/bench/report/page
 /// The whole page.
 pub fn html(report: &Report) -> Result<String> {
     let widest = report.widths.last().ok_or_else(|| anyhow!("--report: nothing was measured"))?;
-    let by = match report.all_reduce {
-        AllReduce::Peerlane => format!("peerlane, {}", report.served_by),
-        AllReduce::None => "nobody".into(),
-    };
     let contexts: Vec<String> = report.contexts.iter().map(usize::to_string).collect();
     let facts: String = [
         ("Result", escape(&verdict(report).unwrap_or_default())),
@@ -25,7 +20,7 @@ pub fn html(report: &Report) -> Result<String> {
         ("Model", escape(&report.model)),
         ("Memory", bytes(report.bytes)),
         ("Ranks", format!("{} threads, islands: {}", report.ranks, escape(&report.islands))),
-        ("Sums by", escape(&by)),
+        ("Sums by", escape(&report.sums_by())),
         ("Contexts", contexts.join(", ")),
         ("Notes", report.notes.iter().map(|note| escape(note)).collect::<Vec<_>>().join("<br>")),
         ("Version", format!("peerlane {}", report.version)),
@@ -114,11 +109,7 @@ fn times(report: &Report) -> Result<String> {
         "milliseconds",
         &[
             Curve { name: "pass", colour: chart::BLUE, points: points(report, |w| w.pass_ms) },
-            Curve {
-                name: "no sums",
-                colour: chart::GREEN,
-                points: points(report, |w| w.bare_ms),
-            },
+            Curve { name: "no sums", colour: chart::GREEN, points: points(report, |w| w.bare_ms) },
             Curve {
                 name: "all-reduce",
                 colour: chart::RED,

@@ -2,7 +2,6 @@
 
 use super::{Report, Width};
 use crate::memory::bytes;
-use crate::reduce::AllReduce;
 use crate::stamp::{Kind, Part};
 use comfy_table::{presets, CellAlignment, Table};
 use std::fmt::Write;
@@ -10,17 +9,13 @@ use std::fmt::Write;
 /// The whole report.
 pub fn text(report: &Report) -> String {
     let mut text = String::new();
-    let by = match report.all_reduce {
-        AllReduce::Peerlane => format!("peerlane, {}", report.served_by),
-        AllReduce::None => "nobody".into(),
-    };
     let contexts: Vec<String> = report.contexts.iter().map(usize::to_string).collect();
     for (name, value) in [
         ("machine", report.machine.clone()),
         ("model", report.model.clone()),
         ("memory", bytes(report.bytes)),
         ("ranks", format!("{} threads, islands: {}", report.ranks, report.islands)),
-        ("sums by", by),
+        ("sums by", report.sums_by()),
         ("contexts", contexts.join(", ")),
         ("command", report.command.clone()),
     ] {

@@ -2,13 +2,14 @@
 //! send a row to different experts on different ranks.
 
 use super::golden::{run, Outcome, Seen, Setting};
+use crate::device::cpu::Sums;
 use peerlane::schedule::{exists, Islands};
 use peerlane::{Algorithm, Direction};
 
 /// What must be the same on all ranks.
 fn shared(seen: &Seen) -> (Vec<u32>, Vec<u32>) {
-    let sums = seen.reduced.values().chain(seen.residual.values()).chain([&seen.normed]);
-    let bits = sums.chain(&seen.cache).flatten().map(|value| value.to_bits()).collect();
+    let rows = seen.residual.values().chain([&seen.normed]);
+    let bits = rows.chain(&seen.cache).flatten().map(|value| value.to_bits()).collect();
     (bits, seen.chosen.clone())
 }
 
@@ -16,29 +17,41 @@ fn all_alike(outcomes: &[Outcome]) -> bool {
     let first = &outcomes[0];
     outcomes.iter().all(|other| {
         shared(&other.verify) == shared(&first.verify)
+            && other.verify.reduced == first.verify.reduced
+            && other.tree.reduced == first.tree.reduced
             && shared(&other.tree) == shared(&first.tree)
             && other.verify.routed == first.verify.routed
             && other.tree.routed == first.tree.routed
     })
 }
 
-fn every_schedule(ranks: usize, islands: Islands) {
+/// All schedules that exist for `islands`, in both directions, with add and norm fused and apart.
+fn every_schedule(ranks: usize, islands: Islands, sums: Sums) {
     let mut first: Option<Outcome> = None;
     let mut served = 0;
+    let fusings: &[bool] = if sums == Sums::Bf16 { &[true, false] } else { &[false] };
     for &algorithm in Algorithm::ALL {
         if !exists(algorithm, &islands) {
             continue;
         }
-        for direction in [Direction::Push, Direction::Pull] {
-            let mut setting = Setting::new(ranks);
+        for (direction, &fused) in [Direction::Push, Direction::Pull]
+            .into_iter()
+            .flat_map(|d| fusings.iter().map(move |f| (d, f)))
+        {
+            let mut setting = Setting { sums, fused, ..Setting::new(ranks) };
             setting.comm.islands = Some(islands.clone());
             setting.comm.algorithm = Some(algorithm);
             setting.comm.direction = Some(direction);
             let outcomes = run(&setting);
-            assert!(all_alike(&outcomes), "{algorithm}, {direction}, islands {islands}");
+            let how =
+                format!("{algorithm}, {direction}, islands {islands}, {sums:?}, fused {fused}");
+            assert!(all_alike(&outcomes), "{how}");
+            // A fused pass shows no sums.
+            assert_eq!(outcomes[0].verify.reduced.is_empty(), fused, "{how}");
             let outcome = first.get_or_insert_with(|| outcomes[0].clone());
-            let same = shared(&outcome.verify) == shared(&outcomes[0].verify);
-            assert!(same, "{algorithm}, {direction}, islands {islands}: not what the first gave");
+            let same = shared(&outcome.verify) == shared(&outcomes[0].verify)
+                && shared(&outcome.tree) == shared(&outcomes[0].tree);
+            assert!(same, "{how}: not what the first gave");
             served += 1;
         }
     }
@@ -47,17 +60,27 @@ fn every_schedule(ranks: usize, islands: Islands) {
 
 #[test]
 fn four_ranks_in_two_islands_hold_the_same_bits() {
-    every_schedule(4, Islands::parse(4, "0-1,2-3").unwrap());
+    every_schedule(4, Islands::parse(4, "0-1,2-3").unwrap(), Sums::Fp32);
 }
 
 #[test]
 fn eight_ranks_in_unequal_islands_hold_the_same_bits() {
-    every_schedule(8, Islands::parse(8, "0-2,3-7").unwrap());
+    every_schedule(8, Islands::parse(8, "0-2,3-7").unwrap(), Sums::Fp32);
 }
 
 #[test]
 fn two_ranks_hold_the_same_bits() {
-    every_schedule(2, Islands::single(2).unwrap());
+    every_schedule(2, Islands::single(2).unwrap(), Sums::Fp32);
+}
+
+#[test]
+fn four_ranks_hold_the_same_bits_whether_the_norm_is_fused_or_apart() {
+    every_schedule(4, Islands::parse(4, "0-1,2-3").unwrap(), Sums::Bf16);
+}
+
+#[test]
+fn eight_ranks_hold_the_same_bits_whether_the_norm_is_fused_or_apart() {
+    every_schedule(8, Islands::parse(8, "0-2,3-7").unwrap(), Sums::Bf16);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Draft};
 use crate::config::Config;
-use crate::device::cpu::Cpu;
+use crate::device::cpu::{Cpu, Sums};
 use crate::device::{Device, Routed};
 use crate::mistake::{self, Mistake};
 use crate::moe::Routing;
@@ -110,14 +110,24 @@ pub struct Setting {
     pub ranks: usize,
     pub comm: CommConfig,
     pub mistake: Option<Mistake>,
-    /// In the verify pass take the golden routing in place of the router's, its weights times this.
+    /// Take the golden routing in place of the router's, its weights in the verify pass times this.
     pub given: Option<f32>,
+    pub sums: Sums,
+    pub fused: bool,
 }
 
 impl Setting {
     pub fn new(ranks: usize) -> Self {
         let comm = CommConfig::from_vars(ranks, &Env::default()).unwrap();
-        Setting { config: config(), ranks, comm, mistake: None, given: None }
+        Setting {
+            config: config(),
+            ranks,
+            comm,
+            mistake: None,
+            given: None,
+            sums: Sums::Fp32,
+            fused: true,
+        }
     }
 }
 
@@ -137,7 +147,7 @@ pub fn cache_start(s: usize) -> usize {
 pub fn run(setting: &Setting) -> Vec<Outcome> {
     let source = Source::open(&Origin::Folder(folder())).unwrap();
     let loader = Loader { config: &setting.config, source: &source, progress: &|_| {} };
-    let mut device = Cpu::new(&setting.config, 0, setting.ranks);
+    let mut device = Cpu::new(&setting.config, 0, setting.ranks, setting.sums);
     let replicated = Arc::new(loader.replicated(&mut device).unwrap());
     let comms = Communicator::create_local(setting.ranks, &setting.comm).unwrap();
     std::thread::scope(|scope| {
@@ -148,10 +158,15 @@ pub fn run(setting: &Setting) -> Vec<Outcome> {
                 scope.spawn(move || {
                     mistake::make(setting.mistake);
                     let rank = comm.rank();
-                    let mut device = Cpu::new(&setting.config, rank, setting.ranks);
+                    let mut device = Cpu::new(&setting.config, rank, setting.ranks, setting.sums);
                     let layers = setting.config.num_hidden_layers;
                     let shard = loader.shard(&mut device, rank, setting.ranks, layers).unwrap();
-                    let reduce = Reduce { comm, by: AllReduce::Peerlane, barrier: false };
+                    let reduce = Reduce {
+                        comm,
+                        by: AllReduce::Peerlane,
+                        fused: setting.fused,
+                        barrier: false,
+                    };
                     let config = &setting.config;
                     let rank = Rank::new(config, device, replicated, shard, reduce, 64, 80);
                     outcome(&mut rank.unwrap(), setting.given).unwrap()
@@ -172,24 +187,30 @@ fn outcome(rank: &mut Rank<Cpu>, given: Option<f32>) -> Result<Outcome> {
         prefill.push(cache_start(s), 0, &draft, &tokens[s]);
         verify.push(cache_start(s), context, &block, &tokens[s][context..]);
     }
+    let give = |rank: &mut Rank<Cpu>, names: &[&str], factor: f32| -> Result<()> {
+        rank.decision = Routing::Given;
+        for (layer, routing) in rank.routing.iter_mut().enumerate() {
+            let Some(routing) = routing else { continue };
+            let of = |name: &&str, what| format!("{name}.l{layer}.topk_{what}");
+            let experts = names.iter().flat_map(|name| golden.tokens(&of(name, "idx"))).collect();
+            let weights = names.iter().flat_map(|name| golden.floats(&of(name, "weight")));
+            let weights = weights.map(|weight| weight * factor).collect();
+            rank.device.write_routing(routing, &Routed { experts, weights })?;
+        }
+        Ok(())
+    };
+    if given.is_some() {
+        give(rank, &["s0.prefill", "s1.prefill", "s2.prefill"], 1.0)?;
+    }
     let batch = rank.device.batch(&prefill)?;
     rank.pass(&batch, prefill.rows(), false, &mut Unobserved)?;
-
     if let Some(factor) = given {
-        rank.decision = Routing::Given;
-        for layer in 1..rank.routing.len() {
-            let ids = |s| golden.tokens(&format!("s{s}.verify.l{layer}.topk_idx"));
-            let weights = |s| golden.floats(&format!("s{s}.verify.l{layer}.topk_weight"));
-            let experts = (0..3).flat_map(ids).collect();
-            let weights = (0..3).flat_map(weights).map(|weight| weight * factor).collect();
-            let routed = Routed { experts, weights };
-            if let Some(routing) = &mut rank.routing[layer] {
-                rank.device.write_routing(routing, &routed)?;
-            }
-        }
+        give(rank, &["s0.verify", "s1.verify", "s2.verify"], factor)?;
     }
     let verify = seen(rank, &verify)?;
-    rank.decision = Routing::Own;
+    if given.is_some() {
+        give(rank, &["tree"], 1.0)?;
+    }
 
     // The tree stands on the context alone, so its rows take the place of the chain's in the cache.
     let mut tree = Batch::default();
@@ -307,7 +328,8 @@ pub fn compare(outcomes: &[Outcome]) -> Distances {
                     let name = format!("{prefix}l{layer}.{suffix}");
                     let wanted = golden.floats(&name);
                     let width = wanted.len() / rows;
-                    let found = &map[&Site { layer, half }][first * width..][..rows * width];
+                    let Some(found) = map.get(&Site { layer, half }) else { continue };
+                    let found = &found[first * width..][..rows * width];
                     worse(&mut all.hidden, distance(found, &wanted), &name);
                 }
             }

@@ -1,4 +1,4 @@
-//! The CPU: fp32, every operation carried out at once on the rank's own thread.
+//! The CPU: fp32 arithmetic, every operation carried out at once on the rank's own thread.
 
 mod attention;
 mod experts;
@@ -6,6 +6,7 @@ mod gemm;
 mod norm;
 mod rope;
 mod router;
+mod sums;
 
 use super::{Device, Experts, Routed};
 use crate::batch::Batch;
@@ -18,6 +19,7 @@ use gemm::{multiply, View};
 use peerlane::comm::Communicator;
 use peerlane::{DType, Op};
 use std::time::Instant;
+pub use sums::Sums;
 
 /// A weight matrix; a vector has one row.
 pub struct Weight {
@@ -40,13 +42,15 @@ pub struct Cpu {
     experts: experts::Scratch,
     /// For every row the chosen token as a key whose maximum is the choice.
     chosen: Vec<u64>,
+    sums: Sums,
+    staging: sums::Staging,
     times: Times,
     last: Instant,
 }
 
 impl Cpu {
-    /// Rank `rank` of `ranks`.
-    pub fn new(config: &Config, rank: usize, ranks: usize) -> Self {
+    /// Rank `rank` of `ranks`, whose sums are kept as `sums`.
+    pub fn new(config: &Config, rank: usize, ranks: usize, sums: Sums) -> Self {
         Cpu {
             dims: Dims::new(config, rank, ranks),
             router: router::Router::new(config),
@@ -54,6 +58,8 @@ impl Cpu {
             scores: Vec::new(),
             experts: experts::Scratch::default(),
             chosen: Vec::new(),
+            sums,
+            staging: sums::Staging::default(),
             times: Times::default(),
             last: Instant::now(),
         }
@@ -161,10 +167,13 @@ impl Device for Cpu {
         normed: &mut Vec<f32>,
         rows: usize,
     ) -> Result<()> {
-        for (sum, value) in residual.iter_mut().zip(x).take(rows * gamma.columns) {
-            *sum += value;
+        let (width, sums) = (gamma.columns, self.sums);
+        let rows = residual.chunks_exact_mut(width).zip(x.chunks_exact(width)).take(rows);
+        for ((residual, x), normed) in rows.zip(normed.chunks_exact_mut(width)) {
+            residual.iter_mut().zip(x).for_each(|(sum, x)| *sum = sums.round(*sum + x));
+            norm::rms_norm(residual, &gamma.values, eps, normed);
+            normed.iter_mut().for_each(|value| *value = sums.round(*value));
         }
-        self.rms_norm(residual, gamma, eps, normed, rows)?;
         if made(Mistake::ResidualAfterNorm) {
             residual.clone_from(normed);
         }
@@ -323,10 +332,28 @@ impl Device for Cpu {
         elements: usize,
     ) -> Result<()> {
         ensure!(elements <= buffer.len(), "an all-reduce of {elements} of {}", buffer.len());
-        let data = buffer.as_mut_ptr().cast();
-        // SAFETY: in place, the buffer holds that many elements until the call returns.
-        unsafe { comm.all_reduce(data, data, elements, DType::F32, Op::Sum, None)? };
-        Ok(())
+        self.staging.all_reduce(comm, self.sums, &mut buffer[..elements])
+    }
+
+    fn fuses(&self) -> bool {
+        self.sums == Sums::Bf16
+    }
+
+    fn all_reduce_add_rms_norm(
+        &mut self,
+        comm: &Communicator,
+        x: &Vec<f32>,
+        residual: &mut Vec<f32>,
+        gamma: &Weight,
+        eps: f32,
+        normed: &mut Vec<f32>,
+        rows: usize,
+    ) -> Result<()> {
+        let elements = rows * gamma.columns;
+        ensure!(elements <= x.len(), "an all-reduce of {elements} of {}", x.len());
+        let (residual, normed) = (&mut residual[..elements], &mut normed[..elements]);
+        let staging = &mut self.staging;
+        staging.all_reduce_add_rms_norm(comm, &x[..elements], residual, &gamma.values, eps, normed)
     }
 
     fn barrier(&mut self, comm: &Communicator) -> Result<()> {
