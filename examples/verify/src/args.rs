@@ -1,10 +1,11 @@
 //! The command line, and what can be told wrong from it alone.
 
 use crate::batch::{Draft, MOST_ROWS};
-use crate::config::{Config, PRESETS};
+use crate::config::Config;
 use crate::device::cpu::Sums;
 use crate::measure::Plan;
 use crate::memory;
+use crate::presets::SMALL;
 use crate::reduce::AllReduce;
 use crate::shard::check_ranks;
 use crate::weights::Origin;
@@ -120,7 +121,7 @@ impl Args {
         let origin: Origin = self.weights.parse()?;
         let (mut config, name) = match (&self.config, &origin) {
             (Some(name), _) => (Config::named(name)?, name.clone()),
-            (None, Origin::Random(_)) => (Config::named(PRESETS[3])?, PRESETS[3].into()),
+            (None, Origin::Random(_)) => (Config::named(SMALL)?, SMALL.into()),
             (None, Origin::Folder(folder)) => {
                 let file = folder.join("config.json");
                 let config = Config::read(&file)
@@ -164,7 +165,7 @@ impl Args {
         let fused = self.fused == Fused::On && self.sums == Sums::Bf16;
         if fused {
             ensure!(
-                config.hidden_size % 8 == 0,
+                config.hidden_size.is_multiple_of(8),
                 "hidden_size is {}, but fused rows are multiples of 8 (--fused off)",
                 config.hidden_size
             );

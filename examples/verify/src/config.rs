@@ -1,11 +1,9 @@
 //! The shape of a model: the published `config.json`, or one of the shapes built in.
 
+use crate::presets::PRESETS;
 use anyhow::{bail, ensure, Context, Result};
 use serde::Deserialize;
 use std::path::Path;
-
-/// The shapes built in, by the name that `--config` takes.
-pub const PRESETS: &[&str] = &["deepseek-v3", "kimi-k2", "lean", "small"];
 
 /// The keys of `config.json` that decide what is computed, by their published names.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -48,7 +46,6 @@ pub struct Config {
 /// How the rotary frequencies are stretched to longer contexts (YaRN).
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Yarn {
-    #[serde(alias = "rope_type")]
     pub r#type: String,
     pub factor: f64,
     #[serde(default = "beta_fast")]
@@ -68,6 +65,27 @@ fn beta_fast() -> f64 {
 }
 fn beta_slow() -> f64 {
     1.0
+}
+
+/// Brings the ways in which newer files write the rotary parameters back to the published one.
+fn published_rope(json: &mut serde_json::Value) {
+    let Some(keys) = json.as_object_mut() else { return };
+    if let Some(parameters) = keys.remove("rope_parameters") {
+        if let Some(theta) = parameters.get("rope_theta") {
+            keys.entry("rope_theta").or_insert_with(|| theta.clone());
+        }
+        keys.entry("rope_scaling").or_insert(parameters);
+    }
+    let Some(scaling) = keys.get_mut("rope_scaling").and_then(|s| s.as_object_mut()) else {
+        return;
+    };
+    // Some files have both names.
+    if let Some(kind) = scaling.remove("rope_type") {
+        scaling.entry("type").or_insert(kind);
+    }
+    if scaling.get("type").is_some_and(|kind| kind == "default") {
+        keys.remove("rope_scaling");
+    }
 }
 
 impl Yarn {
@@ -106,7 +124,8 @@ impl Config {
         if let Some(inner) = json.get_mut("text_config") {
             json = inner.take();
         }
-        let config: Config = serde_json::from_value(json)?;
+        published_rope(&mut json);
+        let config: Config = serde_path_to_error::deserialize(json)?;
         config.validate()?;
         Ok(config)
     }
@@ -145,13 +164,13 @@ impl Config {
             ensure!(value > 0, "{key} is 0");
         }
         ensure!(
-            self.qk_rope_head_dim > 0 && self.qk_rope_head_dim % 2 == 0,
+            self.qk_rope_head_dim > 0 && self.qk_rope_head_dim.is_multiple_of(2),
             "qk_rope_head_dim is {}, but it is rotated in pairs",
             self.qk_rope_head_dim
         );
         let (experts, groups) = (self.n_routed_experts, self.n_group);
         ensure!(
-            experts % groups == 0 && experts / groups >= 2,
+            experts.is_multiple_of(groups) && experts / groups >= 2,
             "{experts} experts do not form {groups} equal groups of two or more"
         );
         ensure!(
@@ -233,98 +252,6 @@ impl Config {
             })
             .collect()
     }
-
-    /// The shape built in under this name.
-    pub fn preset(name: &str) -> Option<Self> {
-        let yarn = |factor, beta_fast| Yarn {
-            r#type: "yarn".into(),
-            factor,
-            beta_fast,
-            beta_slow: 1.0,
-            mscale: 1.0,
-            mscale_all_dim: 1.0,
-            original_max_position_embeddings: 4096,
-        };
-        let v3 = Config {
-            model_type: "deepseek_v3".into(),
-            hidden_size: 7168,
-            num_hidden_layers: 61,
-            first_k_dense_replace: 3,
-            num_attention_heads: 128,
-            q_lora_rank: 1536,
-            kv_lora_rank: 512,
-            qk_nope_head_dim: 128,
-            qk_rope_head_dim: 64,
-            v_head_dim: 128,
-            intermediate_size: 18432,
-            moe_intermediate_size: 2048,
-            n_routed_experts: 256,
-            num_experts_per_tok: 8,
-            n_shared_experts: 1,
-            n_group: 8,
-            topk_group: 4,
-            routed_scaling_factor: 2.5,
-            norm_topk_prob: true,
-            scoring_func: "sigmoid".into(),
-            topk_method: "noaux_tc".into(),
-            hidden_act: "silu".into(),
-            moe_layer_freq: 1,
-            attention_bias: false,
-            rms_norm_eps: 1e-6,
-            vocab_size: 129280,
-            rope_theta: 10000.0,
-            rope_scaling: Some(yarn(40.0, 32.0)),
-            max_position_embeddings: 163840,
-        };
-        Some(match name {
-            "deepseek-v3" => v3,
-            "kimi-k2" => Config {
-                model_type: "kimi_k2".into(),
-                first_k_dense_replace: 1,
-                num_attention_heads: 64,
-                n_routed_experts: 384,
-                n_group: 1,
-                topk_group: 1,
-                routed_scaling_factor: 2.827,
-                vocab_size: 163840,
-                rope_theta: 50000.0,
-                rope_scaling: Some(yarn(64.0, 1.0)),
-                max_position_embeddings: 262144,
-                ..v3
-            },
-            // The messages of the full model, and few enough bytes of weights that the all-reduce is as large a part of a
-            // pass as it is on a box whose ranks have a GPU each.
-            "lean" => Config {
-                first_k_dense_replace: 1,
-                num_attention_heads: 64,
-                intermediate_size: 2048,
-                moe_intermediate_size: 128,
-                vocab_size: 32768,
-                ..v3
-            },
-            // For a CPU: every part of the model, in less than 1 GiB of fp32.
-            "small" => Config {
-                hidden_size: 1024,
-                num_hidden_layers: 8,
-                first_k_dense_replace: 1,
-                num_attention_heads: 16,
-                q_lora_rank: 256,
-                kv_lora_rank: 128,
-                qk_nope_head_dim: 64,
-                qk_rope_head_dim: 32,
-                v_head_dim: 64,
-                intermediate_size: 2048,
-                moe_intermediate_size: 128,
-                n_routed_experts: 32,
-                num_experts_per_tok: 4,
-                n_group: 4,
-                topk_group: 2,
-                vocab_size: 4096,
-                ..v3
-            },
-            _ => return None,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -353,13 +280,6 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_is_valid() {
-        for name in PRESETS {
-            Config::named(name).unwrap().validate().unwrap();
-        }
-    }
-
-    #[test]
     fn what_would_be_computed_wrongly_is_refused_by_key() {
         let config = Config::preset("small").unwrap();
         for (config, what) in [
@@ -374,7 +294,31 @@ mod tests {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
+        let text = std::fs::read_to_string("golden/dsv3_tiny/config.json").unwrap();
+        let null = text.replace("\"q_lora_rank\": 96", "\"q_lora_rank\": null");
+        let error = Config::parse(&null).unwrap_err().to_string();
+        assert!(error.contains("q_lora_rank"), "{error}");
         let error = Config::parse("{\"model_type\": \"deepseek_v3\"}").unwrap_err().to_string();
         assert!(error.contains("hidden_size"), "{error}");
+    }
+
+    #[test]
+    fn rotary_parameters_are_read_however_a_file_writes_them() {
+        let text = std::fs::read_to_string("golden/dsv3_tiny/config.json").unwrap();
+        let published = Config::parse(&text).unwrap();
+        assert_eq!(published.rope_scaling.as_ref().unwrap().factor, 40.0);
+        let both =
+            text.replace("\"type\": \"yarn\"", "\"type\": \"yarn\", \"rope_type\": \"yarn\"");
+        assert_eq!(Config::parse(&both).unwrap(), published);
+        let newer = text
+            .replace("\"rope_scaling\": {", "\"rope_parameters\": { \"rope_theta\": 10000.0,")
+            .replace("\"type\": \"yarn\"", "\"rope_type\": \"yarn\"")
+            .replace("\"rope_theta\": 10000.0,\n \"routed", "\"routed");
+        assert_eq!(newer.matches("rope_theta").count(), 1);
+        assert_eq!(Config::parse(&newer).unwrap(), published);
+        let plain = text.replace("\"type\": \"yarn\"", "\"rope_type\": \"default\"");
+        assert_eq!(Config::parse(&plain).unwrap().rope_scaling, None);
+        let inner = format!("{{\"text_config\": {text}}}");
+        assert_eq!(Config::parse(&inner).unwrap(), published);
     }
 }

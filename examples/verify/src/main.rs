@@ -3,7 +3,7 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
-//! | `config` | the shape of a model: `config.json`, or one built in |
+//! | `config`, `presets` | the shape of a model: `config.json`, or one built in |
 //! | `weights/` | a checkpoint with the published names, or values from a seed |
 //! | `shard` | which part of which tensor a rank holds |
 //! | `memory` | what a run needs, and how many pools of experts fit |
@@ -31,6 +31,7 @@ mod mistake;
 mod moe;
 mod observe;
 mod pass;
+mod presets;
 mod reduce;
 mod report;
 mod run;

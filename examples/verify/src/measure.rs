@@ -76,10 +76,10 @@ pub struct Measured {
     pub passes: Vec<f64>,
     /// Seconds of every pass with nobody summing.
     pub bare: Vec<f64>,
-    /// Where the time of a pass went, on average.
-    pub times: Times,
-    /// The same with a barrier before every all-reduce.
-    pub times_in_step: Times,
+    /// Where the time of every pass went.
+    pub times: Vec<Times>,
+    /// The same for passes with a barrier before every all-reduce.
+    pub times_in_step: Vec<Times>,
     /// Tokens that the passes committed for each sequence, on average.
     pub accepted: f64,
     /// Distinct experts in the last pass, by layer.
@@ -179,7 +179,6 @@ fn verify<D: Device>(
 ) -> Result<Measured> {
     let starts = plan.cache();
     let mut measured = Measured::default();
-    let (mut times, mut in_step) = (Vec::new(), Vec::new());
     let mut accepted = 0;
     for round in 0..=plan.passes {
         let mut batch = Batch::default();
@@ -206,15 +205,14 @@ fn verify<D: Device>(
         }
         measured.passes.push(seconds);
         measured.bare.push(bare);
-        times.push(parts);
-        in_step.push(parts_in_step);
+        measured.times.push(parts);
+        measured.times_in_step.push(parts_in_step);
         for block in &batch.blocks {
             let rows = block.row..block.row + block.rows;
             accepted += draft.accepted(&batch.tokens[rows.clone()], &chosen[rows]);
         }
     }
     measured.accepted = accepted as f64 / (plan.passes * plan.contexts.len()) as f64;
-    (measured.times, measured.times_in_step) = (Times::mean(&times), Times::mean(&in_step));
     Ok(measured)
 }
 

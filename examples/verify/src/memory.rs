@@ -91,8 +91,8 @@ pub fn bytes(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         0..=9_999 => format!("{bytes} B"),
-        ..=9_999_999 => format!("{:.1} KB", value / 1e3),
-        ..=999_999_999 => format!("{:.1} MB", value / 1e6),
+        10_000..=9_999_999 => format!("{:.1} KB", value / 1e3),
+        10_000_000..=999_999_999 => format!("{:.1} MB", value / 1e6),
         _ => format!("{:.1} GB", value / 1e9),
     }
 }

@@ -19,10 +19,10 @@ pub fn check_ranks(config: &Config, ranks: usize) -> Result<()> {
     ensure!((1..=MAX_RANKS).contains(&ranks), "--tp {ranks}: there are 1 to {MAX_RANKS} ranks");
     let heads = config.num_attention_heads;
     ensure!(
-        heads % ranks == 0,
+        heads.is_multiple_of(ranks),
         "--tp {ranks} does not divide the {heads} attention heads; it takes {}",
         (1..=MAX_RANKS.min(heads))
-            .filter(|n| heads % n == 0)
+            .filter(|&n| heads.is_multiple_of(n))
             .map(|n| n.to_string())
             .collect::<Vec<_>>()
             .join(", ")

@@ -128,6 +128,23 @@ fn times_and_worth_fit_together() {
 }
 
 #[test]
+fn sums_in_bf16_are_fused_with_the_norm_unless_told_otherwise() {
+    let norms = |report: &Value| {
+        let parts = report["widths"][0]["parts"].as_array().unwrap();
+        parts.iter().any(|stretch| stretch["part"] == "norm")
+    };
+    let fused = report("--tp 4 --draft 2 --hits 1 --sums bf16");
+    assert_eq!((&fused["fused"], norms(&fused)), (&true.into(), false));
+    assert_eq!(fused["widths"][1]["all_reduce_bytes"], 2 * 2 * 256 * 2);
+    assert_eq!(fused["widths"][1]["all_reduces"], 8);
+    let apart = report("--tp 4 --draft 2 --hits 1 --sums bf16 --fused off");
+    assert_eq!((&apart["fused"], norms(&apart)), (&false.into(), true));
+    let full = report("--tp 4 --draft 2 --hits 1");
+    assert_eq!((&full["fused"], norms(&full)), (&false.into(), true));
+    assert!(full["notes"].to_string().contains("--sums bf16"), "{}", full["notes"]);
+}
+
+#[test]
 fn with_nobody_summing_nothing_is_said_of_acceptance() {
     let report = report("--tp 2 --draft 2 --all-reduce none");
     let width = &report["widths"][1];

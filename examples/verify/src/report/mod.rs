@@ -66,12 +66,14 @@ pub struct Width {
     /// All-reduces in the layers of a pass; one more, of a few bytes, chooses the tokens.
     pub all_reduces: u64,
     pub all_reduce_bytes: u64,
-    /// Time in a pass's all-reduces, waiting for late ranks included, and its part of the pass.
+    /// Time in the median pass's all-reduces, a mean over the ranks, waiting for late ranks included, and its part of the pass.
     pub all_reduce_ms: f64,
     pub all_reduce_share: f64,
     /// The same where ranks wait for each other before every all-reduce, and the wait is not counted.
     pub all_reduce_in_step_ms: f64,
     pub all_reduce_in_step_share: f64,
+    /// What ranks waited for each other then.
+    pub wait_ms: f64,
     /// Distinct experts that a MoE layer's tokens went to.
     pub experts_mean: f64,
     pub experts_least: usize,
@@ -167,14 +169,20 @@ impl Width {
         plain_ms: Option<f64>,
     ) -> Self {
         let rows = draft.rows() * job.plan.contexts.len();
-        let slowest = |of: fn(&Measured) -> &Vec<f64>| -> f64 {
-            let passes = (0..job.plan.passes)
-                .map(|pass| ranks.iter().map(|rank| of(rank)[pass]).fold(0.0, f64::max));
-            median(passes.collect()) * 1e3
+        let passes = 0..job.plan.passes;
+        let slowest = |pass: usize, of: fn(&Measured) -> &Vec<f64>| -> f64 {
+            ranks.iter().map(|rank| of(rank)[pass]).fold(0.0, f64::max) * 1e3
         };
-        let (pass_ms, bare_ms) = (slowest(|rank| &rank.passes), slowest(|rank| &rank.bare));
-        let times = Times::mean(&ranks.iter().map(|rank| rank.times).collect::<Vec<_>>());
-        let in_step = Times::mean(&ranks.iter().map(|rank| rank.times_in_step).collect::<Vec<_>>());
+        let mean = |pass: usize, of: fn(&Measured) -> &Vec<Times>| -> Times {
+            Times::mean(&ranks.iter().map(|rank| of(rank)[pass]).collect::<Vec<_>>())
+        };
+        let whole: Vec<f64> = passes.clone().map(|pass| slowest(pass, |r| &r.passes)).collect();
+        let bare: Vec<f64> = passes.clone().map(|pass| slowest(pass, |r| &r.bare)).collect();
+        // The parts are those of the median pass, so that they add up to it however far a pass was out.
+        let times = mean(median(&whole), |rank| &rank.times);
+        let in_step: Vec<Times> = passes.map(|pass| mean(pass, |r| &r.times_in_step)).collect();
+        let in_step = in_step[median(&in_step.iter().map(Times::total).collect::<Vec<_>>())];
+        let (pass_ms, bare_ms) = (whole[median(&whole)], bare[median(&bare)]);
         let share =
             |times: &Times| times.part(Part::AllReduce) / (times.total() - times.part(Part::Wait));
         let first = ranks.first();
@@ -203,6 +211,7 @@ impl Width {
             all_reduce_share: share(&times),
             all_reduce_in_step_ms: in_step.part(Part::AllReduce) * 1e3,
             all_reduce_in_step_share: share(&in_step),
+            wait_ms: in_step.part(Part::Wait) * 1e3,
             experts_mean: experts.iter().sum::<usize>() as f64 / experts.len().max(1) as f64,
             experts_least: experts.iter().min().copied().unwrap_or(0),
             experts_most: experts.iter().max().copied().unwrap_or(0),
@@ -268,13 +277,11 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
     notes
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
-    }
+/// Where the median is; of two in the middle the smaller one.
+fn median(values: &[f64]) -> usize {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+    order.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 fn cores() -> usize {
@@ -311,5 +318,17 @@ impl<'a> Output<'a> {
         write(&mut out)
             .and_then(|()| Ok(out.flush()?))
             .with_context(|| format!("{}: cannot write {}", self.flag, self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_is_one_of_the_values() {
+        assert_eq!(median(&[3.0, 9.0, 1.0]), 0);
+        assert_eq!(median(&[3.0, 9.0, 1.0, 2.0]), 3);
+        assert_eq!(median(&[5.0]), 0);
     }
 }
