@@ -60,7 +60,9 @@ fn every_schedule_and_protocol_gives_the_bits_of_the_cpu_eager_and_replayed() {
                     1 => Islands::single(1).unwrap(),
                     _ => Islands::new(n, halves.to_vec()).unwrap(),
                 };
-                let base = Config { islands: Some(islands.clone()), ..config(n) };
+                // A row of a model fits in every way.
+                let slab_bytes = Some(16 << 20);
+                let base = Config { islands: Some(islands.clone()), slab_bytes, ..config(n) };
                 let calls = [
                     call(2, 7168, DType::BF16, 1),
                     call(5, 264, DType::F16, 2),

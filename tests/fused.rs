@@ -174,12 +174,16 @@ fn more_rows_than_the_slab_holds_take_several_steps() {
         for (name, config) in ways(4, &islands) {
             let config = Config { slab_bytes: Some(1 << 20), ..config };
             let steps = on_ranks(Communicator::create_local(4, &config).unwrap(), |comm| {
-                for form in [Form::Apart, Form::BothInPlace] {
-                    if let Err(why) = call_and_compare(&comm, case, form, true, &expected) {
+                let call = |form, fused| {
+                    if let Err(why) = call_and_compare(&comm, case, form, fused, &expected) {
                         panic!("{name}: {why}");
                     }
-                }
-                comm.stats().steps
+                };
+                call(Form::Apart, true);
+                call(Form::BothInPlace, true);
+                let steps = comm.stats().steps;
+                call(Form::ResidualOverInput, false);
+                steps
             });
             assert!(steps.iter().all(|s| *s == steps[0]), "cut alike on all ranks");
             several += usize::from(steps[0] > 2);

@@ -121,9 +121,10 @@ impl Norm {
         })
     }
 
-    /// Points a step's arguments at its part, which begins at element `done` of the call.
+    /// Points a step's arguments at its part, `count` elements from element `done` of the call.
     pub fn prepare(&self, args: &mut pl_args, dtype: DType, done: u64, count: u64) {
         let offset = done as usize * dtype.size();
+        args.count = count;
         args.rows = count / self.width as u64;
         args.width = self.width as u64;
         args.residual = self.residual.wrapping_byte_add(offset);
@@ -143,7 +144,7 @@ impl Norm {
             ));
         }
         let per_pack = PACK_BYTES / dtype.size();
-        if self.width == 0 || self.width > MAX_WIDTH || self.width % per_pack != 0 {
+        if self.width == 0 || self.width > MAX_WIDTH || !self.width.is_multiple_of(per_pack) {
             return refuse(format!(
                 "width {}; a row has a multiple of {per_pack} elements, at least {per_pack} and at most {MAX_WIDTH}",
                 self.width
@@ -340,7 +341,7 @@ mod tests {
             ("width 12", check_norm(|_, n| n.width = 12)),
             ("width 0", check_norm(|_, n| n.width = 0)),
             ("width 16777224", check_norm(|_, n| n.width = MAX_WIDTH + 8)),
-            ("of float32", check_norm(|c, _| c.dtype = DType::F32)),
+            ("RMSNorm of float;", check_norm(|c, _| c.dtype = DType::F32)),
             ("eps -1", check_norm(|_, n| n.eps = -1.0)),
             ("eps NaN", check_norm(|_, n| n.eps = f32::NAN)),
             ("weight_bias inf", check_norm(|_, n| n.weight_bias = f32::INFINITY)),

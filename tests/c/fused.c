@@ -102,7 +102,7 @@ static void mistakes_are_named(void) {
   WRONG("'arguments->size' is 8", a.size = 8);
   WRONG("'arguments->unfused' is 2", a.unfused = 2);
   WRONG("'arguments->dtype': 77", a.dtype = (peerlane_dtype)77);
-  WRONG("float32", a.dtype = PEERLANE_FLOAT32);
+  WRONG("RMSNorm of float", a.dtype = PEERLANE_FLOAT32);
   WRONG("width 12", a.width = 12);
   WRONG("width 0", a.width = 0);
   WRONG("eps", a.eps = -1);

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const MAP: &str = "pl_all_reduce_=hostkernels_all_reduce,peerlane_foreign=hostkernels_foreign:32";
+const MAP: &str = "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
+                   peerlane_foreign=hostkernels_foreign:32";
 
 /// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
 pub fn fatbin() -> &'static Path {

@@ -287,7 +287,6 @@ impl GpuRank {
         if let Some(norm) = call.norm_after() {
             args.output = call.output;
             norm.prepare(args, call.dtype, 0, call.count as u64);
-            args.count = call.count as u64;
             let shape = ShapeRule::alone(args.rows);
             let kernel = kernels.norm(call.dtype)?;
             // SAFETY: the caller vouches for all buffers of the call. Of a sum that failed NaN is left, which makes NaN of

@@ -69,7 +69,7 @@ fn check_rows(args: &pl_args, dtype: DType) -> Result<()> {
     let fits = args.rows.checked_mul(args.width) == Some(args.count);
     if !matches!(dtype, DType::F16 | DType::BF16)
         || args.width == 0
-        || args.width % 8 != 0
+        || !args.width.is_multiple_of(8)
         || args.width > u32::MAX.into()
         || !fits
     {
