@@ -8,7 +8,7 @@ use crate::mistake::{made, Mistake};
 pub struct Rope {
     frequencies: Vec<f64>,
     scale: f64,
-    /// [position][pair], (cosine, sine).
+    /// Cosine and sine, position by position, pair by pair.
     table: Vec<(f32, f32)>,
 }
 
