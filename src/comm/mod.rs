@@ -7,6 +7,7 @@
 //! | `communicator` | the public handle: call, ask, abort, destroy |
 //! | `submit` | how a call reaches its device |
 //! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
+//! | `departures` | ranks that leave while others still call |
 //! | `order` | calls run in the order they were made, on whichever stream |
 //! | `plans` | tables and geometry of every schedule in use, ready to launch |
 //! | `host` | a rank of the CPU device: slabs, state, steps |
@@ -21,6 +22,7 @@ mod call;
 mod communicator;
 mod config;
 mod create;
+mod departures;
 mod engine;
 mod fault;
 mod fused;

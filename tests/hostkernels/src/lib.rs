@@ -14,7 +14,7 @@ pub unsafe extern "C" fn hostkernels_all_reduce(args: *const pl_args) {
     }
 }
 
-/// Add + RMSNorm by itself, the second half of the unfused form.
+/// Add + RMSNorm by itself: the library's own host kernel.
 #[no_mangle]
 pub unsafe extern "C" fn hostkernels_add_rms_norm(args: *const pl_args) {
     // SAFETY: as above.
