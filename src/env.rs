@@ -1,7 +1,7 @@
 //! Every `PEERLANE_*` variable, in one struct. Nothing else in the library reads the environment.
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, Device, Direction, Lane, Protocol};
+use crate::types::{Algorithm, Device, Direction, Lane, ProbeMode, Protocol};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -34,6 +34,15 @@ pub struct Env {
     /// `PEERLANE_KERNELS`: a fatbin to load in place of the one that is built in, as `nvcc -fatbin cuda/kernels.cu` makes it
     /// from the same source: for a GPU newer than the build, or a build without nvcc.
     pub kernels: Option<PathBuf>,
+    /// `PEERLANE_PROBE`: `auto` (default), `off` or `always`; whether creation measures the lane, see [`ProbeMode`].
+    pub probe: Option<ProbeMode>,
+    /// `PEERLANE_CACHE_DIR`: where verdicts on lanes are kept; default `$XDG_CACHE_HOME/peerlane`, else
+    /// `$HOME/.cache/peerlane`.
+    pub cache_dir: Option<PathBuf>,
+    /// `XDG_CACHE_HOME`, the default parent of the cache directory.
+    pub xdg_cache_home: Option<PathBuf>,
+    /// `HOME`, whose `.cache` stands in for it.
+    pub home: Option<PathBuf>,
     /// `PEERLANE_NCCL_LIB`: NCCL's library, for whoever calls NCCL itself; default `libnccl.so.2` of the loader's path.
     pub nccl_lib: Option<PathBuf>,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`, which the driver reads when it starts: hardware queues that a process's streams share.
@@ -79,6 +88,10 @@ impl Env {
             device: parsed("PEERLANE_DEVICE", text("PEERLANE_DEVICE"), from_str)?,
             lane: parsed("PEERLANE_LANE", text("PEERLANE_LANE"), from_str)?,
             kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
+            probe: parsed("PEERLANE_PROBE", text("PEERLANE_PROBE"), from_str)?,
+            cache_dir: text("PEERLANE_CACHE_DIR").map(PathBuf::from),
+            xdg_cache_home: text("XDG_CACHE_HOME").map(PathBuf::from),
+            home: text("HOME").map(PathBuf::from),
             nccl_lib: text("PEERLANE_NCCL_LIB").map(PathBuf::from),
             cuda_connections: text("CUDA_DEVICE_MAX_CONNECTIONS"),
             nccl_multi_rank: text("NCCL_MULTI_RANK_GPU_ENABLE"),
@@ -166,6 +179,7 @@ mod tests {
             ("PEERLANE_DEVICE", "cuda:-1"),
             ("PEERLANE_DEVICE", "gpu"),
             ("PEERLANE_LANE", "nvlink"),
+            ("PEERLANE_PROBE", "perhaps"),
             ("PEERLANE_CHECK", "yes"),
             ("PEERLANE_LOG", "loud"),
         ] {

@@ -11,6 +11,7 @@
 //! | [`lane`] | slabs: the peer-visible buffers, their layout and how they are shared |
 //! | [`bootstrap`] | rendezvous, votes, handle exchange, liveness |
 //! | [`device`] | where kernels run |
+//! | [`probe`] | what the lane does, as measured; verdicts that are kept |
 //! | [`comm`] | communicators: create, all-reduce, abort, destroy; groups |
 
 pub mod bootstrap;
@@ -23,12 +24,13 @@ pub mod lane;
 pub mod launch;
 mod log;
 pub mod plan;
+pub mod probe;
 pub mod schedule;
 mod thread;
 pub mod types;
 
 pub use error::{Error, Result};
-pub use types::{Algorithm, DType, Device, Direction, Lane, Op, Protocol};
+pub use types::{Algorithm, DType, Device, Direction, Lane, Op, ProbeMode, Protocol};
 
 /// The programs in the README are compiled and run with the documentation's tests.
 #[cfg(doctest)]

@@ -4,8 +4,9 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::plan::DeviceKind;
+use crate::probe;
 use crate::schedule::{self, Islands};
-use crate::types::{Algorithm, Device, Direction, Lane, Protocol};
+use crate::types::{Algorithm, Device, Direction, Lane, ProbeMode, Protocol};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,6 +48,10 @@ pub struct Config {
     pub threads: Option<u32>,
     /// A fatbin to load in place of the one that is built in.
     pub kernels: Option<PathBuf>,
+    /// Whether creation measures what the lane does.
+    pub probe: ProbeMode,
+    /// Where verdicts on lanes are kept from one communicator to the next; `None` keeps nothing. Rank 0's counts.
+    pub cache_dir: Option<PathBuf>,
     /// Where rendezvous sockets live, for ids made on behalf of this configuration.
     pub run_dir: Option<PathBuf>,
 }
@@ -76,6 +81,8 @@ impl Config {
             blocks: None,
             threads: None,
             kernels: env.kernels.clone(),
+            probe: env.probe.unwrap_or(ProbeMode::Auto),
+            cache_dir: probe::default_dir(env),
             run_dir: env.run_dir.clone(),
         })
     }
@@ -145,6 +152,7 @@ impl Config {
             protocol: self.protocol,
             direction: self.direction,
             check: self.check,
+            probe: self.probe,
         })
     }
 }
@@ -163,6 +171,7 @@ pub(crate) struct Agreed {
     pub protocol: Option<Protocol>,
     pub direction: Option<Direction>,
     pub check: bool,
+    pub probe: ProbeMode,
 }
 
 impl Agreed {
@@ -204,7 +213,7 @@ impl Agreed {
         }
         field!(
             version, islands, device, lane, blocks, threads, slab_bytes, algorithm, protocol,
-            direction, check
+            direction, check, probe
         );
         String::new()
     }

@@ -95,7 +95,7 @@ impl Communicator {
                 })
             }
         };
-        let watch = mesh.watch(Box::new(on_failure), on_goodbye)?;
+        let watch = mesh.watch(Box::new(on_failure), on_goodbye, engine.look())?;
         let inner = Inner {
             rank,
             size: n,
@@ -115,6 +115,9 @@ impl Communicator {
             inner.plans.tree(),
             inner.plans.tree().hash64()
         );
+        if let Some(report) = inner.engine.report().filter(|_| rank == 0) {
+            log!(Info, "{report}");
+        }
         Ok(Communicator { inner: Arc::new(inner) })
     }
 
@@ -126,9 +129,8 @@ impl Communicator {
         let config =
             &Config { device: super::gpu::settle_ordinal(config.device)?, ..config.clone() };
         let id = UniqueId::in_dir(config.run_dir.as_deref())?;
-        let creations: Vec<_> = (0..n)
-            .map(|rank| Creation { id, n, rank, config: config.clone() })
-            .collect();
+        let creations: Vec<_> =
+            (0..n).map(|rank| Creation { id, n, rank, config: config.clone() }).collect();
         create_all(&creations)?.into_iter().collect()
     }
 }

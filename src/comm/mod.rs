@@ -16,8 +16,12 @@
 //! | `group` | calls noted until the group's end |
 //! | `fused` | all-reduce, residual add and RMSNorm in one |
 //! | `signature` | differs where calls do; travels in the flags |
+//! | `attempt` | outcomes of set-up that are no end of it |
+//! | `probe` | what the lane does, measured by all ranks |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+mod attempt;
 mod call;
 mod communicator;
 mod config;
@@ -32,6 +36,7 @@ mod group;
 mod host;
 mod order;
 mod plans;
+mod probe;
 mod selftest;
 mod signature;
 mod stats;

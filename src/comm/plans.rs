@@ -121,6 +121,11 @@ impl Plans {
         &self.islands
     }
 
+    /// What all ranks have agreed on.
+    pub fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
     /// What serves a call of `bytes` bytes: the rule's choice, with the pins of the configuration in its place.
     pub fn choose(&self, bytes: usize, dtype: DType) -> Result<Choice> {
         let Agreed { algorithm, protocol, direction, .. } = self.agreed;

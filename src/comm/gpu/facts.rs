@@ -122,10 +122,10 @@ pub(super) fn degree(facts: &[Facts], tables: &[pl_table]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn facts(gpu: u8, unreachable: &[u8]) -> Facts {
+    pub fn facts(gpu: u8, unreachable: &[u8]) -> Facts {
         let uuid = |gpu| Uuid([gpu; 16]);
         Facts {
             uuid: uuid(gpu),
