@@ -143,6 +143,11 @@ extern "C" fn remember(_: i32) {
 #[test]
 fn body() {
     let Ok(task) = std::env::var("PL_TEST_TASK") else { return };
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the default action, before anything else runs here. A shell's background job inherits SIGINT ignored, and
+        // then no test could end this process by it.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     let id: UniqueId = std::env::var("PL_TEST_ID").unwrap().parse().unwrap();
     let place = std::env::var("PL_TEST_RANK").unwrap();
     let (rank, n) = place.split_once('/').unwrap();
