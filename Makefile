@@ -16,7 +16,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 FATBIN := $(TARGET)/kernels.fatbin
 # All there is: GPU ranks run against a stand-in driver.
-TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda
+TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
   tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] \
