@@ -2,12 +2,12 @@
 //! so that a function which it does not define is found there, whatever the version.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
 
-use peerlane_nccl::define_intercepted;
-use peerlane_nccl::types::*;
-use peerlane_nccl::Variant;
+use peerlane_nccl_core::define_intercepted;
+use peerlane_nccl_core::types::*;
+use peerlane_nccl_core::Variant;
 use std::ffi::{c_char, c_int, c_void};
 
 const VARIANT: Variant = Variant::Linking;
 
-peerlane_nccl::for_each_intercepted!(define_intercepted);
-peerlane_nccl::define_stats!();
+peerlane_nccl_core::for_each_intercepted!(define_intercepted);
+peerlane_nccl_core::define_stats!();
