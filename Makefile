@@ -8,15 +8,19 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 # release, or dev for a quicker build.
 PROFILE ?= release
+# 1: with GPUs, which takes nvcc or a PEERLANE_FATBIN.
+CUDA ?= 0
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # Programs are linked against this name; another major version is another library.
 SONAME := libpeerlane.so.$(firstword $(subst ., ,$(VERSION)))
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+comma := ,
 FATBIN := $(TARGET)/kernels.fatbin
 # All there is: GPU ranks run against a stand-in driver.
 TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda
+BUILT_FEATURES := peerlane/cli$(if $(filter 1,$(CUDA)),$(comma)peerlane-c/cuda$(comma)peerlane-nccl/cuda)
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
   tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] \
@@ -28,8 +32,8 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 .PHONY: build rival demo test bench soak install uninstall bindings format clean help setup \
   check-format check-lint check-docs check-kernels check-rust
 
-build: ## Build library, tool and, where mpicc is, the Open MPI driver
-	$(CARGO) build --workspace --features peerlane/cli --profile $(PROFILE)
+build: ## Build libraries, tool and, where mpicc is, the Open MPI driver; CUDA=1 for GPUs
+	$(CARGO) build --workspace --features $(BUILT_FEATURES) --profile $(PROFILE)
 	@# Programs linked against the build folder look for the library by its soname.
 	@ln -sf libpeerlane.so $(BUILT)/$(SONAME)
 	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory rival; \
@@ -87,7 +91,10 @@ install: ## Install library, header, pkg-config file and tool under PREFIX
 	install -m 755 $(BUILT)/libpeerlane.so $(DESTDIR)$(PREFIX)/lib/libpeerlane.so.$(VERSION)
 	ln -sf libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libpeerlane.so
-	install -m 644 include/peerlane.h $(DESTDIR)$(PREFIX)/include/peerlane.h
+	install -m 644 include/peerlane.h include/peerlane_nccl.h $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(BUILT)/libpeerlane_preload.so $(BUILT)/libpeerlane_nccl.so $(DESTDIR)$(PREFIX)/lib
+	@# In a folder of its own: on the loader's path every program would find it in NVIDIA's place.
+	install -D -m 755 $(BUILT)/libpeerlane_libnccl.so $(DESTDIR)$(PREFIX)/lib/peerlane/libnccl.so.2
 	sed 's|@prefix@|$(PREFIX)|; s|@version@|$(VERSION)|' ffi/c/peerlane.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
 	install -m 755 $(BUILT)/peerlane $(DESTDIR)$(PREFIX)/bin/peerlane
@@ -97,12 +104,17 @@ install: ## Install library, header, pkg-config file and tool under PREFIX
 uninstall: ## Remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
-	rm -f $(DESTDIR)$(PREFIX)/include/peerlane.h $(DESTDIR)$(PREFIX)/bin/peerlane
+	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane_preload.so $(DESTDIR)$(PREFIX)/lib/libpeerlane_nccl.so
+	rm -rf $(DESTDIR)$(PREFIX)/lib/peerlane
+	rm -f $(DESTDIR)$(PREFIX)/include/peerlane.h $(DESTDIR)$(PREFIX)/include/peerlane_nccl.h $(DESTDIR)$(PREFIX)/bin/peerlane
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/peerlane
 
-bindings: ## Write src/launch.rs anew from cuda/launch.h
+bindings: ## Write src/launch.rs anew from cuda/launch.h, and NCCL's types from the headers of its pinned wheel
 	@scripts/setup test
 	$(CARGO) test --test bindings -- --ignored --exact write
+	@rm -rf $(TARGET)/nccl && mkdir -p $(TARGET)/nccl
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TARGET)/nccl -r ffi/nccl/bindings/requirements.txt
+	$(CARGO) test -p peerlane-nccl --test bindings -- --ignored --exact write
 
 format: ## Format Rust and C
 	@scripts/setup test

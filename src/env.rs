@@ -205,7 +205,10 @@ mod tests {
     fn sizes_are_served_by_number_of_ranks() {
         let served = |text| env(&[("PEERLANE_NCCL_BYTES", text)]).unwrap().nccl_bytes.unwrap();
         let by_ranks = served("2:1M,8:256K");
-        assert_eq!([1, 2, 7, 8, 16].map(|n| by_ranks.of(n)), [0, 1 << 20, 1 << 20, 256 << 10, 256 << 10]);
+        assert_eq!(
+            [1, 2, 7, 8, 16].map(|n| by_ranks.of(n)),
+            [0, 1 << 20, 1 << 20, 256 << 10, 256 << 10]
+        );
         assert_eq!(served("4K").of(3), 4096);
         assert_eq!(served("all").of(16), u64::MAX);
     }

@@ -11,7 +11,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The tables of symbols are read-only after load. Binding stays lazy: the process may have no use for most of them.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,relro");
     let folder = std::env::var("OUT_DIR")?;
-    let (source, library) = (Path::new(&folder).join("empty.c"), Path::new(&folder).join("libnccl.so.2"));
+    let (source, library) =
+        (Path::new(&folder).join("empty.c"), Path::new(&folder).join("libnccl.so.2"));
     std::fs::write(&source, "")?;
     let compiled = cc::Build::new()
         .get_compiler()
@@ -20,7 +21,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .args([&library, &source])
         .status()?;
     if !compiled.success() {
-        return Err(format!("the C compiler could not make {}: {compiled}", library.display()).into());
+        return Err(
+            format!("the C compiler could not make {}: {compiled}", library.display()).into()
+        );
     }
     // Needed although nothing is taken from it: that is what it is there for.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--no-as-needed");

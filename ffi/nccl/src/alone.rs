@@ -26,7 +26,11 @@ const SCRATCH: usize = 256 << 10;
 enum Place {
     Cpu(Mutex<Box<[u64]>>),
     #[cfg(feature = "cuda")]
-    Cuda { context: Context, ordinal: u32, scratch: DeviceMemory },
+    Cuda {
+        context: Context,
+        ordinal: u32,
+        scratch: DeviceMemory,
+    },
 }
 
 struct Made {
@@ -55,7 +59,9 @@ fn insert() -> (ncclComm_t, Arc<Own>) {
 
 fn find(comm: ncclComm_t) -> std::result::Result<Arc<Own>, ncclResult_t> {
     let own = table().get(&(comm as usize)).cloned();
-    own.ok_or_else(|| fail(ncclInvalidArgument, "the communicator is NULL, destroyed, or another library's"))
+    own.ok_or_else(|| {
+        fail(ncclInvalidArgument, "the communicator is NULL, destroyed, or another library's")
+    })
 }
 
 impl Own {
@@ -97,7 +103,9 @@ fn make(own: &Own, id: &UniqueId, n: usize, rank: usize, device: Device) -> Resu
     let config = Config { device, ..Config::from_env(n)? };
     let place = place(device)?;
     let comm = Communicator::create(id, n, rank, &config)?;
-    own.made.set(Made { comm, place }).map_err(|_| Error::Internal("a communicator was made twice".into()))
+    own.made
+        .set(Made { comm, place })
+        .map_err(|_| Error::Internal("a communicator was made twice".into()))
 }
 
 fn place(device: Device) -> Result<Place> {
@@ -111,7 +119,9 @@ fn place(device: Device) -> Result<Place> {
             Ok(Place::Cuda { context, ordinal, scratch })
         }
         #[cfg(not(feature = "cuda"))]
-        Device::Cuda { .. } => Err(Error::Unsupported("GPUs: this library was built without CUDA".into())),
+        Device::Cuda { .. } => {
+            Err(Error::Unsupported("GPUs: this library was built without CUDA".into()))
+        }
     }
 }
 
@@ -201,15 +211,23 @@ unsafe fn put(to: *mut c_int, value: c_int) -> ncclResult_t {
 }
 
 /// `ncclCommInitRank`.
-pub unsafe fn init_rank(comm: *mut ncclComm_t, n: c_int, id: ncclUniqueId, rank: c_int) -> ncclResult_t {
+pub unsafe fn init_rank(
+    comm: *mut ncclComm_t,
+    n: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
     if comm.is_null() {
         return fail(ncclInvalidArgument, "the place for the communicator is NULL");
     }
     if !(1..=MAX_RANKS as c_int).contains(&n) || !(0..n).contains(&rank) {
-        let text = format!("rank {rank} of {n}; without a real NCCL a communicator has 1 to {MAX_RANKS} ranks");
+        let text = format!(
+            "rank {rank} of {n}; without a real NCCL a communicator has 1 to {MAX_RANKS} ranks"
+        );
         return fail(ncclInvalidArgument, &text);
     }
-    let ready = UniqueId::from_bytes(id.internal.map(|b| b as u8)).and_then(|id| Ok((id, device()?)));
+    let ready =
+        UniqueId::from_bytes(id.internal.map(|b| b as u8)).and_then(|id| Ok((id, device()?)));
     let (id, device) = match ready {
         Ok(ready) => ready,
         Err(error) => return failed(&error),
@@ -217,7 +235,14 @@ pub unsafe fn init_rank(comm: *mut ncclComm_t, n: c_int, id: ncclUniqueId, rank:
     let (handle, own) = insert();
     // SAFETY: not NULL, and the caller's.
     unsafe { *comm = handle };
-    create(Creation::Init { own, handle: handle as usize, id, n: n as usize, rank: rank as usize, device })
+    create(Creation::Init {
+        own,
+        handle: handle as usize,
+        id,
+        n: n as usize,
+        rank: rank as usize,
+        device,
+    })
 }
 
 /// `ncclCommInitAll`.
@@ -241,20 +266,40 @@ pub unsafe fn init_all(comms: *mut ncclComm_t, n: c_int, devices: *const c_int) 
         let (handle, own) = insert();
         // SAFETY: the caller's array has room for as many.
         unsafe { *comms.add(rank) = handle };
-        creations.push(Creation::Init { own, handle: handle as usize, id, n: n as usize, rank, device });
+        creations.push(Creation::Init {
+            own,
+            handle: handle as usize,
+            id,
+            n: n as usize,
+            rank,
+            device,
+        });
     }
     run_creations(&creations)
 }
 
 /// `ncclCommSplit`.
-pub unsafe fn split(comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t) -> ncclResult_t {
+pub unsafe fn split(
+    comm: ncclComm_t,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut ncclComm_t,
+) -> ncclResult_t {
     let parent = match find(comm) {
         Ok(parent) if !newcomm.is_null() => parent,
-        Ok(_) => return fail(ncclInvalidArgument, "ncclCommSplit: the place for the communicator is NULL"),
+        Ok(_) => {
+            return fail(
+                ncclInvalidArgument,
+                "ncclCommSplit: the place for the communicator is NULL",
+            )
+        }
         Err(code) => return code,
     };
     if color < 0 && color != NCCL_SPLIT_NOCOLOR {
-        return fail(ncclInvalidArgument, "ncclCommSplit: a color is 0 or above, or NCCL_SPLIT_NOCOLOR");
+        return fail(
+            ncclInvalidArgument,
+            "ncclCommSplit: a color is 0 or above, or NCCL_SPLIT_NOCOLOR",
+        );
     }
     let own = (color != NCCL_SPLIT_NOCOLOR).then(|| {
         let (handle, own) = insert();
@@ -341,10 +386,13 @@ pub fn destroy(comm: ncclComm_t) -> ncclResult_t {
     if comm.is_null() {
         return ncclSuccess;
     }
-    remove(comm).map_or_else(|code| code, |own| {
-        drop(own);
-        ncclSuccess
-    })
+    remove(comm).map_or_else(
+        |code| code,
+        |own| {
+            drop(own);
+            ncclSuccess
+        },
+    )
 }
 
 /// `ncclCommFinalize`: calls on the CPU are done when they return, and destroying waits for those on a GPU.
@@ -475,7 +523,9 @@ fn carrier(dtype: DType) -> DType {
 fn total(a: usize, b: usize, c: usize) -> Result<usize> {
     let product = a.checked_mul(b).and_then(|ab| ab.checked_mul(c));
     product.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(|| {
-        Error::InvalidArgument(format!("{a} times {b} elements of {c} bytes overflow the address space"))
+        Error::InvalidArgument(format!(
+            "{a} times {b} elements of {c} bytes overflow the address space"
+        ))
     })
 }
 
@@ -486,8 +536,13 @@ fn prepare(made: &Made, job: &Job) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }
-    if job.input.is_null() && !matches!(job.kind, Kind::Broadcast { root } if root != rank) || job.output.is_null() {
-        return Err(Error::InvalidArgument(format!("a buffer is NULL, but the count is {}", job.count)));
+    if job.input.is_null() && !matches!(job.kind, Kind::Broadcast { root } if root != rank)
+        || job.output.is_null()
+    {
+        return Err(Error::InvalidArgument(format!(
+            "a buffer is NULL, but the count is {}",
+            job.count
+        )));
     }
     // SAFETY: NCCL's rules for the buffers' sizes, which the caller keeps.
     unsafe {
@@ -499,7 +554,9 @@ fn prepare(made: &Made, job: &Job) -> Result<()> {
                 zero(made, job, own.byte_add(bytes), (n - 1 - rank) * bytes)?;
                 copy(made, job, own, job.input, bytes)
             }
-            Kind::Broadcast { root } if root == rank => copy(made, job, job.output, job.input, bytes),
+            Kind::Broadcast { root } if root == rank => {
+                copy(made, job, job.output, job.input, bytes)
+            }
             Kind::Broadcast { .. } => zero(made, job, job.output, bytes),
         }
     }
@@ -522,7 +579,13 @@ unsafe fn zero(made: &Made, job: &Job, at: *mut c_void, bytes: usize) -> Result<
     }
 }
 
-unsafe fn copy(made: &Made, job: &Job, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
+unsafe fn copy(
+    made: &Made,
+    job: &Job,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+) -> Result<()> {
     if to.cast_const() == from {
         return Ok(());
     }
@@ -595,7 +658,9 @@ fn one(
         #[cfg(feature = "cuda")]
         DeviceKind::Gpu => {
             // SAFETY: as above.
-            unsafe { made.comm.all_reduce_cuda(input, output, count, dtype, op, job.stream.cast(), None) }
+            unsafe {
+                made.comm.all_reduce_cuda(input, output, count, dtype, op, job.stream.cast(), None)
+            }
         }
         #[cfg(not(feature = "cuda"))]
         DeviceKind::Gpu => {
@@ -605,7 +670,12 @@ fn one(
     }
 }
 
-fn start(comm: ncclComm_t, dtype: ncclDataType_t, op: ncclRedOp_t, job: impl FnOnce(DType, Op) -> Job) -> ncclResult_t {
+fn start(
+    comm: ncclComm_t,
+    dtype: ncclDataType_t,
+    op: ncclRedOp_t,
+    job: impl FnOnce(DType, Op) -> Job,
+) -> ncclResult_t {
     let own = match find(comm) {
         Ok(own) => own,
         Err(code) => return code,
@@ -633,7 +703,15 @@ pub unsafe fn all_reduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, op, |dtype, op| Job { kind: Kind::AllReduce, input, output, count, dtype, op, stream })
+    start(comm, dtype, op, |dtype, op| Job {
+        kind: Kind::AllReduce,
+        input,
+        output,
+        count,
+        dtype,
+        op,
+        stream,
+    })
 }
 
 /// `ncclAllGather`.
@@ -645,7 +723,15 @@ pub unsafe fn all_gather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, ncclSum, |dtype, op| Job { kind: Kind::AllGather, input, output, count, dtype, op, stream })
+    start(comm, dtype, ncclSum, |dtype, op| Job {
+        kind: Kind::AllGather,
+        input,
+        output,
+        count,
+        dtype,
+        op,
+        stream,
+    })
 }
 
 /// `ncclReduceScatter`.
@@ -658,7 +744,15 @@ pub unsafe fn reduce_scatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, op, |dtype, op| Job { kind: Kind::ReduceScatter, input, output, count, dtype, op, stream })
+    start(comm, dtype, op, |dtype, op| Job {
+        kind: Kind::ReduceScatter,
+        input,
+        output,
+        count,
+        dtype,
+        op,
+        stream,
+    })
 }
 
 /// `ncclBroadcast`.

@@ -80,5 +80,14 @@ pub fn created(handles: &[ncclComm_t]) -> ncclResult_t {
 /// Without CUDA, NCCL serves every communicator.
 #[cfg(not(feature = "cuda"))]
 pub fn created(_handles: &[ncclComm_t]) -> ncclResult_t {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    if !crate::settings::get().disabled {
+        SAID.call_once(|| {
+            crate::log!(
+                Warn,
+                "NCCL serves every call: this library was built without CUDA (make CUDA=1)"
+            );
+        });
+    }
     ncclSuccess
 }

@@ -94,12 +94,22 @@ impl Entry {
         self.outcome.get_or_init(|| match self.create() {
             Ok(ready) => {
                 count(&self.counters, |c| &c.set_up, 1);
-                log!(Info, "rank {} of {}: serves all-reduces in the place of NCCL", self.rank, self.n);
+                log!(
+                    Info,
+                    "rank {} of {}: serves all-reduces in the place of NCCL",
+                    self.rank,
+                    self.n
+                );
                 Some(ready)
             }
             Err(error) => {
                 count(&self.counters, |c| &c.refused, 1);
-                log!(Warn, "rank {} of {}: NCCL serves this communicator: {error}", self.rank, self.n);
+                log!(
+                    Warn,
+                    "rank {} of {}: NCCL serves this communicator: {error}",
+                    self.rank,
+                    self.n
+                );
                 None
             }
         });
@@ -108,7 +118,8 @@ impl Entry {
 
     fn create(&self) -> Result<Ready> {
         let id = self.agreed.as_ref().map_err(|why| Error::Unsupported(why.clone()))?;
-        let env = settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
+        let env =
+            settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
         let mut config = Config::from_vars(self.n, env)?;
         config.device = Device::Cuda { ordinal: Some(self.ordinal) };
         if env.setup_deadline.is_none() {

@@ -9,7 +9,7 @@ use crate::settings;
 use crate::types::*;
 use peerlane_core::bootstrap::UniqueId;
 use peerlane_core::comm::Config;
-use peerlane_core::device::cuda::{Context, DeviceMemory, Device, Driver, RelaxedThread, Stream};
+use peerlane_core::device::cuda::{Context, Device, DeviceMemory, Driver, RelaxedThread, Stream};
 use peerlane_core::types::MAX_RANKS;
 use peerlane_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -48,14 +48,22 @@ impl Member {
             ]
         };
         if results != [ncclSuccess; 3] {
-            return Err(Error::Internal(format!("NCCL knows nothing of its new communicator: {results:?}")));
+            return Err(Error::Internal(format!(
+                "NCCL knows nothing of its new communicator: {results:?}"
+            )));
         }
         if !(2..=MAX_RANKS as i32).contains(&n) {
             return Ok(None);
         }
         let device = Device::by_ordinal(Driver::load()?, ordinal as u32)?;
         let context = Context::retain(&device)?;
-        Ok(Some(Member { comm, n: n as usize, rank: rank as usize, ordinal: ordinal as u32, context }))
+        Ok(Some(Member {
+            comm,
+            n: n as usize,
+            rank: rank as usize,
+            ordinal: ordinal as u32,
+            context,
+        }))
     }
 }
 
@@ -80,10 +88,13 @@ struct Place {
 
 fn own_record(member: &Member) -> Record {
     let look = || -> Result<(Place, UniqueId)> {
-        let env = settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
+        let env =
+            settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
         Config::from_vars(member.n, env)?;
         let id = UniqueId::new()?;
-        let read = |path: &str| std::fs::read_to_string(path).map_err(|e| Error::os(format!("read({path})"), &e));
+        let read = |path: &str| {
+            std::fs::read_to_string(path).map_err(|e| Error::os(format!("read({path})"), &e))
+        };
         let stat = |path: &std::path::Path| {
             std::fs::metadata(path).map_err(|e| Error::os(format!("stat({})", path.display()), &e))
         };
@@ -121,13 +132,17 @@ fn decide(records: &[Option<Record>]) -> std::result::Result<UniqueId, String> {
         let Some(record) = record else {
             return Err(format!("rank {rank} sent something that is no record of this version"));
         };
-        let place = record.place.as_ref().map_err(|why| format!("rank {rank} cannot take part: {why}"))?;
+        let place =
+            record.place.as_ref().map_err(|why| format!("rank {rank} cannot take part: {why}"))?;
         let Some((zero, theirs)) = first else {
             first = Some((record, place));
             continue;
         };
         if record.version != zero.version {
-            return Err(format!("rank {rank} has peerlane {}, rank 0 {}", record.version, zero.version));
+            return Err(format!(
+                "rank {rank} has peerlane {}, rank 0 {}",
+                record.version, zero.version
+            ));
         }
         if place.boot != theirs.boot {
             return Err(format!("rank {rank} is on another host than rank 0"));
@@ -196,7 +211,9 @@ pub fn exchange(members: &[Member]) -> Result<Vec<std::result::Result<UniqueId, 
         results
     };
     if let Some(code) = results.into_iter().find(|&code| code != ncclSuccess) {
-        return Err(Error::Internal(format!("NCCL's all-gather of the ranks' places failed with code {code}")));
+        return Err(Error::Internal(format!(
+            "NCCL's all-gather of the ranks' places failed with code {code}"
+        )));
     }
     let patience = settings::get().env.as_ref().ok().and_then(|env| env.setup_deadline);
     let until = Instant::now() + patience.unwrap_or(Duration::from_secs(120));
@@ -235,7 +252,12 @@ mod tests {
     fn record() -> Record {
         let place = Place { boot: "b".into(), pids: 1, user: 0, run_dir: (1, 2) };
         let id = UniqueId::in_dir(Some(&std::env::temp_dir().join("pl-exchange"))).unwrap();
-        Record { version: "1".into(), place: Ok(place), served: vec![(2, 4096)], id: id.as_bytes().to_vec() }
+        Record {
+            version: "1".into(),
+            place: Ok(place),
+            served: vec![(2, 4096)],
+            id: id.as_bytes().to_vec(),
+        }
     }
 
     fn changed(change: impl Fn(&mut Record, &mut Place)) -> Record {

@@ -13,7 +13,9 @@ trait Missing {
 fn say(name: &str) {
     status::set_last(&match real::exists() {
         true => format!("{name}: the real NCCL is too old to have it"),
-        false if real::alone() => format!("{name} is not served without a real NCCL; set PEERLANE_NCCL_LIB to one"),
+        false if real::alone() => {
+            format!("{name} is not served without a real NCCL; set PEERLANE_NCCL_LIB to one")
+        }
         false => format!("{name}: {}", real::why_not()),
     });
 }

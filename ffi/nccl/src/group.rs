@@ -46,7 +46,9 @@ impl Call {
     pub unsafe fn forward(&self) -> ncclResult_t {
         let Call { input, output, count, dtype, op, stream, comm } = *self;
         // SAFETY: the caller's promise; the numbers are NCCL's.
-        unsafe { forward::ncclAllReduce(input, output, count, dtype as u32, op as u32, comm, stream) }
+        unsafe {
+            forward::ncclAllReduce(input, output, count, dtype as u32, op as u32, comm, stream)
+        }
     }
 }
 
@@ -129,7 +131,10 @@ pub fn end() -> ncclResult_t {
     };
     if real::alone() {
         return match group.depth {
-            0 => status::fail(ncclInvalidUsage, "ncclGroupEnd without an ncclGroupStart on this thread"),
+            0 => status::fail(
+                ncclInvalidUsage,
+                "ncclGroupEnd without an ncclGroupStart on this thread",
+            ),
             _ => group.alone.run(),
         };
     }

@@ -81,14 +81,18 @@ pub unsafe fn ncclAllReduce(
         status::clear_last();
         if real::alone() {
             // SAFETY: the caller's promise.
-            return unsafe { alone::all_reduce(sendbuff, recvbuff, elements, datatype, op, comm, stream) };
+            return unsafe {
+                alone::all_reduce(sendbuff, recvbuff, elements, datatype, op, comm, stream)
+            };
         }
         // SAFETY: as above.
         let served = unsafe { serve(sendbuff, recvbuff, elements, datatype, op, comm, stream) };
         served.unwrap_or_else(|| {
             group::shared();
             // SAFETY: as above.
-            unsafe { forward::ncclAllReduce(sendbuff, recvbuff, elements, datatype, op, comm, stream) }
+            unsafe {
+                forward::ncclAllReduce(sendbuff, recvbuff, elements, datatype, op, comm, stream)
+            }
         })
     })
 }
@@ -112,7 +116,9 @@ pub unsafe fn ncclAllReduceConfig(
         group::shared();
         // SAFETY: the caller's promise.
         unsafe {
-            forward::ncclAllReduceConfig(sendbuff, recvbuff, elements, datatype, op, comm, stream, config)
+            forward::ncclAllReduceConfig(
+                sendbuff, recvbuff, elements, datatype, op, comm, stream, config,
+            )
         }
     })
 }
@@ -205,11 +211,18 @@ pub unsafe fn ncclCommInitRankConfig(
             let nonblocking = create::is_nonblocking(config);
             if real::alone() {
                 return match nonblocking {
-                    true => status::fail(ncclInvalidUsage, "without a real NCCL communicators are blocking"),
+                    true => status::fail(
+                        ncclInvalidUsage,
+                        "without a real NCCL communicators are blocking",
+                    ),
                     false => alone::init_rank(comm, nranks, commId, rank),
                 };
             }
-            follow(forward::ncclCommInitRankConfig(comm, nranks, commId, rank, config), comm, nonblocking)
+            follow(
+                forward::ncclCommInitRankConfig(comm, nranks, commId, rank, config),
+                comm,
+                nonblocking,
+            )
         }
     })
 }
@@ -231,14 +244,19 @@ pub unsafe fn ncclCommInitRankScalable(
             if real::alone() && nId >= 1 && !commIds.is_null() && !nonblocking {
                 return alone::init_rank(newcomm, nranks, *commIds, myrank);
             }
-            let result = forward::ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config);
+            let result =
+                forward::ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config);
             follow(result, newcomm, nonblocking)
         }
     })
 }
 
 /// Creates all ranks in this process.
-pub unsafe fn ncclCommInitAll(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> ncclResult_t {
+pub unsafe fn ncclCommInitAll(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ncclResult_t {
     guarded(|| {
         status::clear_last();
         // SAFETY: the caller's promise.
@@ -392,7 +410,10 @@ pub unsafe fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult
 }
 
 /// The sticky error, NCCL's or ours.
-pub unsafe fn ncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t {
+pub unsafe fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    asyncError: *mut ncclResult_t,
+) -> ncclResult_t {
     guarded(|| {
         if real::alone() {
             // SAFETY: the caller's promise.

@@ -17,8 +17,16 @@ pub enum Verdict {
 }
 
 /// Judges one call among `n` ranks.
-pub fn judge(served: &ServedBytes, n: usize, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t) -> Verdict {
-    let (Ok(dtype), Ok(op)) = (DType::from_raw(dtype), Op::from_raw(op)) else { return Verdict::Kind };
+pub fn judge(
+    served: &ServedBytes,
+    n: usize,
+    count: usize,
+    dtype: ncclDataType_t,
+    op: ncclRedOp_t,
+) -> Verdict {
+    let (Ok(dtype), Ok(op)) = (DType::from_raw(dtype), Op::from_raw(op)) else {
+        return Verdict::Kind;
+    };
     match count.checked_mul(dtype.size()) {
         Some(bytes) if bytes > 0 && bytes as u64 <= served.of(n) => Verdict::Serve(dtype, op),
         _ => Verdict::Size,

@@ -15,8 +15,13 @@ use std::sync::OnceLock;
 const SONAME: &CStr = c"libnccl.so.2";
 /// Exported by every library of ours, and by no NCCL.
 const OURS: &CStr = c"peerlane_nccl_stats";
-const FOLDERS: &[&str] =
-    &["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/lib", "/usr/local/cuda/lib64", "/usr/lib64"];
+const FOLDERS: &[&str] = &[
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/local/lib",
+    "/usr/local/cuda/lib64",
+    "/usr/lib64",
+];
 
 struct Library {
     handle: NonNull<c_void>,
@@ -70,7 +75,10 @@ fn find() -> Search {
         let is_nccl = |path: &&PathBuf| {
             path.file_name().is_some_and(|name| name.as_bytes().starts_with(SONAME.to_bytes()))
         };
-        loaded.iter().filter(is_nccl).find_map(|path| open_path(path, libc::RTLD_NOLOAD, &mut tried))
+        loaded
+            .iter()
+            .filter(is_nccl)
+            .find_map(|path| open_path(path, libc::RTLD_NOLOAD, &mut tried))
     });
     let found = found.or_else(|| {
         // PyTorch's library is at site-packages/torch/lib, NCCL's at site-packages/nvidia/nccl/lib; a package of ours would be
@@ -80,7 +88,10 @@ fn find() -> Search {
             Some(packages.join("nvidia/nccl/lib/libnccl.so.2")).filter(|path| path.exists())
         };
         let torch = loaded.iter().filter(|path| path.ends_with("libtorch_cuda.so"));
-        torch.chain(own_path().iter()).filter_map(beside).find_map(|path| open_path(&path, 0, &mut tried))
+        torch
+            .chain(own_path().iter())
+            .filter_map(beside)
+            .find_map(|path| open_path(&path, 0, &mut tried))
     });
     let found = found.or_else(|| open(SONAME, 0, &mut tried));
     let found = found.or_else(|| {
@@ -96,7 +107,8 @@ fn open_path(path: &Path, flags: c_int, tried: &mut Vec<String>) -> Option<Libra
 
 fn open(name: &CStr, flags: c_int, tried: &mut Vec<String>) -> Option<Library> {
     // Its own references to its own functions stay its own, wherever ours stand in the search order.
-    let flags = flags | libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE | libc::RTLD_DEEPBIND;
+    let flags =
+        flags | libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE | libc::RTLD_DEEPBIND;
     // SAFETY: a terminated name; NCCL's initialisers are safe to run.
     let handle = NonNull::new(unsafe { libc::dlopen(name.as_ptr(), flags) });
     let Some(handle) = handle else {

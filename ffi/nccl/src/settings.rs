@@ -25,7 +25,9 @@ pub fn get() -> &'static Settings {
     SETTINGS.get_or_init(|| {
         let env = Env::read().map_err(|error| error.to_string());
         // The log's level is set on the way.
-        let usable = env.as_ref().is_ok_and(|env| Config::from_vars(1, env).is_ok() || env.islands.is_some());
+        let usable = env
+            .as_ref()
+            .is_ok_and(|env| Config::from_vars(1, env).is_ok() || env.islands.is_some());
         if !usable {
             if let Err(error) = &env {
                 crate::log!(Warn, "NCCL serves every call: {error}");
@@ -33,7 +35,11 @@ pub fn get() -> &'static Settings {
         }
         Settings {
             disabled: env.as_ref().map_or(true, |env| env.disable == Some(true)),
-            served: env.as_ref().ok().and_then(|env| env.nccl_bytes.clone()).unwrap_or_else(default_bytes),
+            served: env
+                .as_ref()
+                .ok()
+                .and_then(|env| env.nccl_bytes.clone())
+                .unwrap_or_else(default_bytes),
             env,
         }
     })

@@ -57,9 +57,10 @@ pub fn code(error: &Error) -> ncclResult_t {
         Error::Device(_) => ncclUnhandledCudaError,
         // What NCCL returns when another process ended or gave up. `ncclTimeout` is not used: callers built with a NCCL before
         // 2.30 do not know it.
-        Error::RankDied { .. } | Error::RankLeft { .. } | Error::Aborted { .. } | Error::Deadline { .. } => {
-            ncclRemoteError
-        }
+        Error::RankDied { .. }
+        | Error::RankLeft { .. }
+        | Error::Aborted { .. }
+        | Error::Deadline { .. } => ncclRemoteError,
         Error::Internal(_) => ncclInternalError,
     }
 }

@@ -1,6 +1,13 @@
 //! The full library without a real NCCL: all-reduce, broadcast, all-gather, reduce-scatter, InitAll, Split, groups.
 #![cfg(feature = "cuda")]
-#![allow(missing_docs, non_upper_case_globals, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    non_upper_case_globals,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 mod support;
 
@@ -24,32 +31,75 @@ fn collectives(r: &Rank, comm: ncclComm_t, me: usize, ranks: &[usize]) {
         let mut buffer = mine.clone();
         unsafe {
             let to = at(&mut buffer);
-            assert_eq!((r.api.ncclAllReduce)(to, to, count, ncclFloat32, ncclSum, comm, NONE), ncclSuccess, "{}", r.last_error());
+            assert_eq!(
+                (r.api.ncclAllReduce)(to, to, count, ncclFloat32, ncclSum, comm, NONE),
+                ncclSuccess,
+                "{}",
+                r.last_error()
+            );
             assert!(buffer == of(call, count));
 
             let mut all = vec![-1.0; n * count];
-            assert_eq!((r.api.ncclAllGather)(mine.as_ptr().cast(), at(&mut all), count, ncclFloat32, comm, NONE), ncclSuccess);
-            let expected: Vec<f32> = ranks.iter().flat_map(|&rank| values(rank, call, count)).collect();
+            assert_eq!(
+                (r.api.ncclAllGather)(
+                    mine.as_ptr().cast(),
+                    at(&mut all),
+                    count,
+                    ncclFloat32,
+                    comm,
+                    NONE
+                ),
+                ncclSuccess
+            );
+            let expected: Vec<f32> =
+                ranks.iter().flat_map(|&rank| values(rank, call, count)).collect();
             assert!(all == expected);
 
             let root = (n - 1) as c_int;
             let mut got = vec![f32::NAN; count];
-            assert_eq!((r.api.ncclBroadcast)(mine.as_ptr().cast(), at(&mut got), count, ncclFloat32, root, comm, NONE), ncclSuccess);
+            assert_eq!(
+                (r.api.ncclBroadcast)(
+                    mine.as_ptr().cast(),
+                    at(&mut got),
+                    count,
+                    ncclFloat32,
+                    root,
+                    comm,
+                    NONE
+                ),
+                ncclSuccess
+            );
             assert!(got == values(ranks[n - 1], call, count));
             let mut in_place = mine.clone();
-            assert_eq!((r.api.ncclBcast)(at(&mut in_place), count, ncclFloat32, 0, comm, NONE), ncclSuccess);
+            assert_eq!(
+                (r.api.ncclBcast)(at(&mut in_place), count, ncclFloat32, 0, comm, NONE),
+                ncclSuccess
+            );
             assert!(in_place == values(ranks[0], call, count));
 
             let parts = values(ranks[me], call, n * count);
             let mut part = vec![0.0; count];
-            assert_eq!((r.api.ncclReduceScatter)(parts.as_ptr().cast(), at(&mut part), count, ncclFloat32, ncclSum, comm, NONE), ncclSuccess);
+            assert_eq!(
+                (r.api.ncclReduceScatter)(
+                    parts.as_ptr().cast(),
+                    at(&mut part),
+                    count,
+                    ncclFloat32,
+                    ncclSum,
+                    comm,
+                    NONE
+                ),
+                ncclSuccess
+            );
             assert!(part == of(call, n * count)[me * count..][..count]);
         }
     }
     // What bits travel is no sum: a NaN with a payload, and -0.
     let odd = [f32::from_bits(0x7fc1_2345), -0.0, f32::from_bits(0xffff_ffff)];
     let mut buffer = if me == 0 { odd } else { [1.0; 3] };
-    unsafe { assert_eq!((r.api.ncclBcast)(at(&mut buffer), 3, ncclFloat32, 0, comm, NONE), ncclSuccess) };
+    unsafe {
+        assert_eq!((r.api.ncclBcast)(at(&mut buffer), 3, ncclFloat32, 0, comm, NONE), ncclSuccess)
+    };
     assert_eq!(buffer.map(f32::to_bits), odd.map(f32::to_bits));
 }
 
@@ -57,7 +107,9 @@ fn collectives(r: &Rank, comm: ncclComm_t, me: usize, ranks: &[usize]) {
 fn processes_of_the_cpu() {
     const NAME: &str = "processes_of_the_cpu";
     let Some(r) = role() else {
-        let world = World::new(NAME).env("PEERLANE_DEVICE", "cpu").env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2");
+        let world = World::new(NAME)
+            .env("PEERLANE_DEVICE", "cpu")
+            .env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2");
         return world.run(Way::Alone, 4);
     };
     let comm = r.comm("id");
@@ -72,7 +124,11 @@ fn processes_of_the_cpu() {
     collectives(&r, comm, r.rank, &[0, 1, 2, 3]);
 
     // Odd and even, in reverse; rank 3 in none.
-    let (color, key) = if r.rank == 3 { (NCCL_SPLIT_NOCOLOR, 0) } else { (r.rank as c_int % 2, -(r.rank as c_int)) };
+    let (color, key) = if r.rank == 3 {
+        (NCCL_SPLIT_NOCOLOR, 0)
+    } else {
+        (r.rank as c_int % 2, -(r.rank as c_int))
+    };
     let mut child = std::ptr::null_mut();
     unsafe {
         let code = (r.api.ncclCommSplit)(comm, color, key, &mut child, std::ptr::null_mut());
@@ -90,8 +146,20 @@ fn processes_of_the_cpu() {
     unsafe {
         let code = (r.rest.ncclSend)(at(&mut buffer), 4, ncclFloat32, 0, comm, NONE);
         assert_eq!(code, ncclInvalidUsage);
-        assert!(r.last_error().contains("ncclSend is not served without a real NCCL"), "{}", r.last_error());
-        let code = (r.api.ncclAllReduce)(at(&mut buffer), at(&mut buffer), 4, ncclFloat8e4m3, ncclSum, comm, NONE);
+        assert!(
+            r.last_error().contains("ncclSend is not served without a real NCCL"),
+            "{}",
+            r.last_error()
+        );
+        let code = (r.api.ncclAllReduce)(
+            at(&mut buffer),
+            at(&mut buffer),
+            4,
+            ncclFloat8e4m3,
+            ncclSum,
+            comm,
+            NONE,
+        );
         assert_eq!(code, ncclInvalidArgument);
         assert_eq!((r.api.ncclGroupEnd)(), ncclInvalidUsage);
     }
@@ -108,11 +176,20 @@ fn processes_of_the_cpu() {
 fn one_thread_drives_all_ranks_in_groups() {
     const NAME: &str = "one_thread_drives_all_ranks_in_groups";
     let Some(r) = role() else {
-        let world = World::new(NAME).env("PEERLANE_DEVICE", "cpu").env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2");
+        let world = World::new(NAME)
+            .env("PEERLANE_DEVICE", "cpu")
+            .env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2");
         return world.run(Way::Alone, 1);
     };
     let mut comms = [std::ptr::null_mut(); 3];
-    unsafe { assert_eq!((r.api.ncclCommInitAll)(comms.as_mut_ptr(), 3, std::ptr::null()), ncclSuccess, "{}", r.last_error()) };
+    unsafe {
+        assert_eq!(
+            (r.api.ncclCommInitAll)(comms.as_mut_ptr(), 3, std::ptr::null()),
+            ncclSuccess,
+            "{}",
+            r.last_error()
+        )
+    };
     let mut buffers: Vec<Vec<f32>> = (0..3).map(|rank| values(rank, 4, 500)).collect();
     let mut gathered = vec![vec![0.0; 30]; 3];
     let parts: Vec<Vec<f32>> = (0..3).map(|rank| values(rank, 6, 300)).collect();
@@ -121,13 +198,34 @@ fn one_thread_drives_all_ranks_in_groups() {
         (r.api.ncclGroupStart)();
         for rank in 0..3 {
             let to = at(&mut buffers[rank]);
-            assert_eq!((r.api.ncclAllReduce)(to, to, 500, ncclFloat32, ncclSum, comms[rank], NONE), ncclSuccess);
+            assert_eq!(
+                (r.api.ncclAllReduce)(to, to, 500, ncclFloat32, ncclSum, comms[rank], NONE),
+                ncclSuccess
+            );
             let mine = values(rank, 5, 10);
             gathered[rank][rank * 10..][..10].copy_from_slice(&mine);
             let all = at(&mut gathered[rank]);
             // In place, as NCCL has it.
-            assert_eq!((r.api.ncclAllGather)(all.byte_add(rank * 40), all, 10, ncclFloat32, comms[rank], NONE), ncclSuccess);
-            let code = (r.api.ncclReduceScatter)(parts[rank].as_ptr().cast(), at(&mut scattered[rank]), 100, ncclFloat32, ncclSum, comms[rank], NONE);
+            assert_eq!(
+                (r.api.ncclAllGather)(
+                    all.byte_add(rank * 40),
+                    all,
+                    10,
+                    ncclFloat32,
+                    comms[rank],
+                    NONE
+                ),
+                ncclSuccess
+            );
+            let code = (r.api.ncclReduceScatter)(
+                parts[rank].as_ptr().cast(),
+                at(&mut scattered[rank]),
+                100,
+                ncclFloat32,
+                ncclSum,
+                comms[rank],
+                NONE,
+            );
             assert_eq!(code, ncclSuccess);
         }
         assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error());
@@ -158,7 +256,9 @@ fn one_thread_drives_all_ranks_in_groups() {
 fn ranks_on_gpus() {
     const NAME: &str = "ranks_on_gpus";
     let Some(r) = role() else {
-        return World::new(NAME).env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2").run(Way::Alone, 2);
+        return World::new(NAME)
+            .env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2")
+            .run(Way::Alone, 2);
     };
     let gpu = Gpu::new(0);
     let comm = r.comm("id");
@@ -166,8 +266,22 @@ fn ranks_on_gpus() {
     let (mine, all) = (gpu.buffer(&values(r.rank, 1, 100)), gpu.buffer(&[0.0; 200]));
     let part = gpu.buffer(&[0.0; 50]);
     let graph = gpu.capture(|| unsafe {
-        assert_eq!((r.api.ncclAllGather)(mine.at(), all.at(), 100, ncclFloat32, comm, gpu.raw()), ncclSuccess);
-        assert_eq!((r.api.ncclReduceScatter)(mine.at(), part.at(), 50, ncclFloat32, ncclSum, comm, gpu.raw()), ncclSuccess);
+        assert_eq!(
+            (r.api.ncclAllGather)(mine.at(), all.at(), 100, ncclFloat32, comm, gpu.raw()),
+            ncclSuccess
+        );
+        assert_eq!(
+            (r.api.ncclReduceScatter)(
+                mine.at(),
+                part.at(),
+                50,
+                ncclFloat32,
+                ncclSum,
+                comm,
+                gpu.raw()
+            ),
+            ncclSuccess
+        );
     });
     for call in 2..5 {
         mine.set(&gpu, &values(r.rank, call, 100));
@@ -178,7 +292,12 @@ fn ranks_on_gpus() {
     }
     let mut child = std::ptr::null_mut();
     unsafe {
-        assert_eq!((r.api.ncclCommSplit)(comm, 0, -(r.rank as c_int), &mut child, std::ptr::null_mut()), ncclSuccess, "{}", r.last_error());
+        assert_eq!(
+            (r.api.ncclCommSplit)(comm, 0, -(r.rank as c_int), &mut child, std::ptr::null_mut()),
+            ncclSuccess,
+            "{}",
+            r.last_error()
+        );
     }
     let buffer = gpu.buffer(&values(r.rank, 9, 64));
     assert_eq!(r.all_reduce(child, &gpu, &buffer), ncclSuccess);

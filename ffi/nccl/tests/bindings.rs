@@ -123,8 +123,16 @@ fn generate(include: &Path) -> (String, String) {
         "//! Every function that NCCL 2.32.3 exports, with its type. Generated from its headers (`make bindings`). Do not edit.\n",
     );
     for (list, what, intercepted) in [
-        ("for_each_intercepted", "Hands the functions that `intercept` defines to the macro `$then`.", true),
-        ("for_each_forwarded", "Hands the functions that only go to NCCL to the macro `$then`.", false),
+        (
+            "for_each_intercepted",
+            "Hands the functions that `intercept` defines to the macro `$then`.",
+            true,
+        ),
+        (
+            "for_each_forwarded",
+            "Hands the functions that only go to NCCL to the macro `$then`.",
+            false,
+        ),
     ] {
         source.push_str(&format!(
             "\n/// {what}\n#[macro_export]\nmacro_rules! {list} {{\n    ($then:ident) => {{\n        $then! {{\n"
@@ -175,8 +183,13 @@ fn formatted(source: &str) -> String {
 #[test]
 #[ignore = "writes src/types.rs and src/exports.rs; needs NVIDIA's headers"]
 fn write() {
-    let include = file("../../target/nccl/nvidia/nccl/include");
-    assert!(include.join("nccl.h").exists(), "{} holds no nccl.h; run `make bindings`", include.display());
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(file("../../target"), PathBuf::from);
+    let include = target.join("nccl/nvidia/nccl/include");
+    assert!(
+        include.join("nccl.h").exists(),
+        "{} holds no nccl.h; run `make bindings`",
+        include.display()
+    );
     let (types, exports) = generate(&include);
     std::fs::write(file("src/types.rs"), formatted(&types)).unwrap();
     std::fs::write(file("src/exports.rs"), formatted(&exports)).unwrap();

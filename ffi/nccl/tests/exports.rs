@@ -1,6 +1,13 @@
 //! Names: exactly NCCL's, and each of them is found by whoever needs it, in the three ways of getting at a library.
 #![cfg(feature = "cuda")]
-#![allow(missing_docs, non_upper_case_globals, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    non_upper_case_globals,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 mod support;
 
@@ -18,7 +25,8 @@ fn list(name: &str) -> BTreeSet<String> {
 fn exported(library: &Path) -> BTreeSet<String> {
     let bytes = std::fs::read(library).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
-    let names = file.dynamic_symbols().filter(|s| s.is_definition()).map(|s| s.name().unwrap().to_owned());
+    let names =
+        file.dynamic_symbols().filter(|s| s.is_definition()).map(|s| s.name().unwrap().to_owned());
     names.filter(|name| !name.is_empty()).collect()
 }
 
@@ -103,7 +111,13 @@ int main(int argc, char** argv) {
 fn import(dir: &Path) -> std::path::PathBuf {
     let (c, program) = (dir.join("import.c"), dir.join("import"));
     std::fs::write(&c, IMPORT).unwrap();
-    assert!(Command::new("gcc").args(["-w", "-o"]).args([&program, &c]).arg("-ldl").status().unwrap().success());
+    assert!(Command::new("gcc")
+        .args(["-w", "-o"])
+        .args([&program, &c])
+        .arg("-ldl")
+        .status()
+        .unwrap()
+        .success());
     program
 }
 
@@ -122,11 +136,13 @@ fn what_torch_needs_is_ours_by_preload_and_by_an_early_load() {
     let plain = lines(Command::new(&import).arg(&torch));
     assert!(plain[..51].iter().all(|owner| owner == "libnccl.so.2"), "{plain:?}");
 
-    let preload = lines(Command::new(&import).arg(&torch).env("LD_PRELOAD", built("libpeerlane_preload.so")));
+    let preload =
+        lines(Command::new(&import).arg(&torch).env("LD_PRELOAD", built("libpeerlane_preload.so")));
     assert!(preload[..51].iter().all(|owner| owner == "libpeerlane_preload.so"), "{preload:?}");
     assert_eq!(preload[51], "version 23203", "passed on to the real one, which is loaded already");
 
-    let full = folder("nccl-full", &[("libnccl.so.2", "libpeerlane_libnccl.so")]).join("libnccl.so.2");
+    let full =
+        folder("nccl-full", &[("libnccl.so.2", "libpeerlane_libnccl.so")]).join("libnccl.so.2");
     let ours = std::fs::canonicalize(&full).unwrap();
     let ours = ours.file_name().unwrap().to_str().unwrap();
     let mut command = Command::new(&import);
@@ -142,7 +158,10 @@ fn what_torch_needs_is_ours_by_preload_and_by_an_early_load() {
 
 #[test]
 fn a_program_without_nccl_does_not_notice_the_preload_library() {
-    let output = Command::new("/bin/true").env("LD_PRELOAD", built("libpeerlane_preload.so")).output().unwrap();
+    let output = Command::new("/bin/true")
+        .env("LD_PRELOAD", built("libpeerlane_preload.so"))
+        .output()
+        .unwrap();
     assert!(output.status.success() && output.stderr.is_empty());
 }
 
@@ -160,9 +179,9 @@ assert ours.ncclGetVersion(ctypes.byref(version)) == 0 and version.value == 2320
 assert ours.ncclGroupEnd() == 5
 "#;
     let needs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch-2.15-needs.txt");
-    lines(
-        Command::new("python3")
-            .args(["-c", program])
-            .args([built("libpeerlane_nccl.so"), standin().join("libnccl.so.2"), needs]),
-    );
+    lines(Command::new("python3").args(["-c", program]).args([
+        built("libpeerlane_nccl.so"),
+        standin().join("libnccl.so.2"),
+        needs,
+    ]));
 }

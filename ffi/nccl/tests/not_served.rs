@@ -1,6 +1,13 @@
 //! What peerlane cannot or may not serve is NCCL's, on all ranks alike; and what goes wrong is said.
 #![cfg(feature = "cuda")]
-#![allow(missing_docs, non_upper_case_globals, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    non_upper_case_globals,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 mod support;
 
@@ -32,7 +39,11 @@ fn switched_off_every_call_is_nccls() {
         None => World::new(NAME).env("PEERLANE_DISABLE", "1").run(Way::Preload, 2),
         Some(r) => {
             nccl_serves(&r);
-            assert_eq!(r.nccl_calls("ncclAllGather"), 0, "not even the ranks' places are exchanged");
+            assert_eq!(
+                r.nccl_calls("ncclAllGather"),
+                0,
+                "not even the ranks' places are exchanged"
+            );
         }
     }
 }
@@ -74,8 +85,9 @@ fn a_set_up_that_fails_on_one_rank_leaves_the_communicator_to_nccl() {
     let world = World::new(NAME);
     // Rank 1 has no module, whatever the lane.
     let fail = [("PEERLANE_KERNELS", "/nonexistent/kernels.fatbin")];
-    let ranks: Vec<_> =
-        (0..2).map(|rank| world.start(Way::Full, rank, 2, if rank == 1 { &fail } else { &[] })).collect();
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| world.start(Way::Full, rank, 2, if rank == 1 { &fail } else { &[] }))
+        .collect();
     for rank in ranks {
         rank.succeeds();
     }
@@ -92,7 +104,8 @@ fn nonblocking_communicators_are_nccls() {
     let gpu = Gpu::new(0);
     let (id, mut config, mut comm) = (r.id("id"), r.config(), std::ptr::null_mut());
     config.blocking = 0;
-    let code = unsafe { (r.api.ncclCommInitRankConfig)(&mut comm, 2, id, r.rank as c_int, &mut config) };
+    let code =
+        unsafe { (r.api.ncclCommInitRankConfig)(&mut comm, 2, id, r.rank as c_int, &mut config) };
     assert_eq!(code, ncclInProgress);
     r.check(comm, &gpu, 0, SMALL);
     assert_eq!((r.nccl_calls("ncclAllReduce"), r.nccl_calls("ncclAllGather")), (1, 0));
@@ -118,7 +131,10 @@ fn an_abort_ends_the_others_calls_and_both_sides_say_so() {
     assert_eq!(r.all_reduce(comm, &gpu, &buffer), ncclSuccess);
     r.tell(&format!("waiting-{}", r.rank));
     gpu.stream.synchronize().unwrap();
-    assert!(buffer.get(&gpu).iter().all(|v| v.is_nan()), "not a sum, and not what was there before");
+    assert!(
+        buffer.get(&gpu).iter().all(|v| v.is_nan()),
+        "not a sum, and not what was there before"
+    );
     assert_eq!(r.async_error(comm), ncclRemoteError);
     assert!(r.last_error().contains("rank 1 aborted"), "{}", r.last_error());
     // It stays so: later calls fail, and none goes to NCCL in silence.
@@ -133,7 +149,8 @@ fn a_killed_rank_is_named_by_the_others() {
     const NAME: &str = "a_killed_rank_is_named_by_the_others";
     let Some(r) = role() else {
         let world = World::new(NAME);
-        let mut ranks: Vec<_> = (0..3).map(|rank| world.start(Way::Preload, rank, 3, &[])).collect();
+        let mut ranks: Vec<_> =
+            (0..3).map(|rank| world.start(Way::Preload, rank, 3, &[])).collect();
         let start = Instant::now();
         while !(0..3).all(|rank| world.dir.path().join(format!("ready-{rank}")).exists()) {
             assert!(start.elapsed() < Duration::from_secs(60), "{}", ranks[0].output());
@@ -199,7 +216,8 @@ fn wrong_arguments_get_nccls_codes_and_a_text() {
     let comm = r.comm("id");
     r.check(comm, &gpu, 0, SMALL);
     let null = std::ptr::null_mut();
-    let code = unsafe { (r.api.ncclAllReduce)(null, null, 4, ncclFloat32, ncclSum, comm, gpu.raw()) };
+    let code =
+        unsafe { (r.api.ncclAllReduce)(null, null, 4, ncclFloat32, ncclSum, comm, gpu.raw()) };
     assert_eq!(code, ncclInvalidArgument);
     assert!(r.last_error().contains("input is null"), "{}", r.last_error());
     // No handle of ours or NCCL's: NCCL says so.

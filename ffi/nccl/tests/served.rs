@@ -1,6 +1,13 @@
 //! All-reduces in the place of NCCL: served where they should be, NCCL's where they should not, right in both cases.
 #![cfg(feature = "cuda")]
-#![allow(missing_docs, non_upper_case_globals, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    non_upper_case_globals,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 mod support;
 
@@ -27,7 +34,13 @@ fn eight_processes_created_in_a_group_are_served_the_three_ways() {
     config.nvlinkCentricSched = 1;
     unsafe {
         assert_eq!((r.api.ncclGroupStart)(), ncclSuccess);
-        let code = (r.api.ncclCommInitRankConfig)(&mut comm, r.n as c_int, id, r.rank as c_int, &mut config);
+        let code = (r.api.ncclCommInitRankConfig)(
+            &mut comm,
+            r.n as c_int,
+            id,
+            r.rank as c_int,
+            &mut config,
+        );
         assert_eq!(code, ncclSuccess);
         assert!(!comm.is_null(), "the handle is there before the group ends");
         assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error());
@@ -66,12 +79,21 @@ fn one_thread_with_four_gpus_in_one_group() {
     };
     let mut comms = [std::ptr::null_mut(); 4];
     let devices = [2, 0, 3, 1];
-    unsafe { assert_eq!((r.api.ncclCommInitAll)(comms.as_mut_ptr(), 4, devices.as_ptr()), ncclSuccess, "{}", r.last_error()) };
+    unsafe {
+        assert_eq!(
+            (r.api.ncclCommInitAll)(comms.as_mut_ptr(), 4, devices.as_ptr()),
+            ncclSuccess,
+            "{}",
+            r.last_error()
+        )
+    };
     let gpus: Vec<Gpu> = devices.iter().map(|&d| Gpu::new(d as u32)).collect();
     // Set-up in a group, a group of several calls, and groups in a group.
     for round in 0..3 {
-        let buffers: Vec<_> = (0..4).map(|rank| gpus[rank].buffer(&values(rank, round, SMALL))).collect();
-        let more: Vec<_> = (0..4).map(|rank| gpus[rank].buffer(&values(rank, round + 10, 33))).collect();
+        let buffers: Vec<_> =
+            (0..4).map(|rank| gpus[rank].buffer(&values(rank, round, SMALL))).collect();
+        let more: Vec<_> =
+            (0..4).map(|rank| gpus[rank].buffer(&values(rank, round + 10, 33))).collect();
         unsafe {
             (r.api.ncclGroupStart)();
             for rank in 0..4 {
@@ -115,15 +137,24 @@ fn groups_whose_content_differs_by_rank() {
             if r.rank == 0 {
                 (r.api.ncclGroupStart)();
                 assert_eq!(r.all_reduce(comm, &gpu, &buffer), ncclSuccess);
-                assert_eq!((r.rest.ncclSend)(letter.at(), 100, ncclFloat32, 1, comm, gpu.raw()), ncclSuccess);
+                assert_eq!(
+                    (r.rest.ncclSend)(letter.at(), 100, ncclFloat32, 1, comm, gpu.raw()),
+                    ncclSuccess
+                );
                 assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error());
             } else if round == 1 {
                 // The other way round: what is received is there before this rank comes to the all-reduce.
-                assert_eq!((r.rest.ncclRecv)(got.at(), 100, ncclFloat32, 0, comm, gpu.raw()), ncclSuccess);
+                assert_eq!(
+                    (r.rest.ncclRecv)(got.at(), 100, ncclFloat32, 0, comm, gpu.raw()),
+                    ncclSuccess
+                );
                 assert_eq!(r.all_reduce(comm, &gpu, &buffer), ncclSuccess);
             } else {
                 assert_eq!(r.all_reduce(comm, &gpu, &buffer), ncclSuccess, "{}", r.last_error());
-                assert_eq!((r.rest.ncclRecv)(got.at(), 100, ncclFloat32, 0, comm, gpu.raw()), ncclSuccess);
+                assert_eq!(
+                    (r.rest.ncclRecv)(got.at(), 100, ncclFloat32, 0, comm, gpu.raw()),
+                    ncclSuccess
+                );
             }
         }
         gpu.stream.synchronize().unwrap();
@@ -141,14 +172,19 @@ fn calls_on_two_streams_in_a_group_are_as_if_posted_on_both() {
     let (gpu, other) = (Gpu::new(0), Gpu::new(0));
     let comm = r.comm("id");
     for round in 0..4 {
-        let (a, b) = (gpu.buffer(&values(r.rank, round, SMALL)), other.buffer(&values(r.rank, round + 9, SMALL)));
+        let (a, b) = (
+            gpu.buffer(&values(r.rank, round, SMALL)),
+            other.buffer(&values(r.rank, round + 9, SMALL)),
+        );
         unsafe { (r.api.ncclGroupStart)() };
         assert_eq!(r.all_reduce(comm, &gpu, &a), ncclSuccess);
         assert_eq!(r.all_reduce(comm, &other, &b), ncclSuccess);
         unsafe { assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error()) };
         // The second is complete on the first's stream as well.
         gpu.stream.synchronize().unwrap();
-        assert!(b.get(&gpu) == sum(0..2, round + 9, SMALL) && a.get(&gpu) == sum(0..2, round, SMALL));
+        assert!(
+            b.get(&gpu) == sum(0..2, round + 9, SMALL) && a.get(&gpu) == sum(0..2, round, SMALL)
+        );
     }
     r.destroy(comm);
 }
@@ -160,10 +196,14 @@ fn split_with_ranks_of_no_color_and_destroyed_in_any_order() {
     let gpu = Gpu::new(0);
     let parent = r.comm("id");
     // Ranks 0, 2 and 3 in reverse, 1 in none.
-    let (color, key) = if r.rank == 1 { (NCCL_SPLIT_NOCOLOR, 0) } else { (3, 10 - r.rank as c_int) };
+    let (color, key) =
+        if r.rank == 1 { (NCCL_SPLIT_NOCOLOR, 0) } else { (3, 10 - r.rank as c_int) };
     let mut child = std::ptr::null_mut();
     unsafe {
-        assert_eq!((r.api.ncclCommSplit)(parent, color, key, &mut child, std::ptr::null_mut()), ncclSuccess);
+        assert_eq!(
+            (r.api.ncclCommSplit)(parent, color, key, &mut child, std::ptr::null_mut()),
+            ncclSuccess
+        );
     }
     assert_eq!(child.is_null(), r.rank == 1);
     if r.rank != 1 {
@@ -217,7 +257,8 @@ fn captured_calls_are_served_once_set_up_and_ncclS_before() {
         unsafe { (r.api.ncclGroupStart)() };
         assert_eq!(r.all_reduce(comm, &gpu, &more), ncclSuccess);
         unsafe {
-            let code = (r.api.ncclAllGather)(letter.at(), all.at(), 10, ncclFloat32, comm, gpu.raw());
+            let code =
+                (r.api.ncclAllGather)(letter.at(), all.at(), 10, ncclFloat32, comm, gpu.raw());
             assert_eq!(code, ncclSuccess);
             assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error());
         }
@@ -241,7 +282,9 @@ fn captured_calls_are_served_once_set_up_and_ncclS_before() {
 #[test]
 fn threads_of_a_process_are_ranks_of_their_own() {
     const NAME: &str = "threads_of_a_process_are_ranks_of_their_own";
-    let Some(r) = role() else { return World::new(NAME).env("FAKECUDA_DEVICES", "4").run(Way::Full, 1) };
+    let Some(r) = role() else {
+        return World::new(NAME).env("FAKECUDA_DEVICES", "4").run(Way::Full, 1);
+    };
     let mut id = ncclUniqueId { internal: [0; 128] };
     unsafe { assert_eq!((r.api.ncclGetUniqueId)(&mut id), ncclSuccess) };
     std::thread::scope(|scope| {
@@ -255,7 +298,12 @@ fn threads_of_a_process_are_ranks_of_their_own() {
                 assert_eq!(code, ncclSuccess, "{}", r.last_error());
                 for call in 0..20 {
                     let buffer = gpu.buffer(&values(rank, call, SMALL));
-                    assert_eq!(r.all_reduce(comm, &gpu, &buffer), ncclSuccess, "{}", r.last_error());
+                    assert_eq!(
+                        r.all_reduce(comm, &gpu, &buffer),
+                        ncclSuccess,
+                        "{}",
+                        r.last_error()
+                    );
                     gpu.stream.synchronize().unwrap();
                     assert!(buffer.get(&gpu) == sum(0..4, call, SMALL));
                 }

@@ -2,9 +2,9 @@
 //! NCCL: where NCCL is on no path, every program would fail to start.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
 
-use peerlane_nccl_core::{define_forwarded, define_intercepted, define_twins};
 use peerlane_nccl_core::types::*;
 use peerlane_nccl_core::Variant;
+use peerlane_nccl_core::{define_forwarded, define_intercepted, define_twins};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 const VARIANT: Variant = Variant::Preload;

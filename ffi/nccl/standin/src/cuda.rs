@@ -15,7 +15,17 @@ pub struct Cuda {
     function: unsafe extern "C" fn(*mut usize, usize, *const c_char) -> u32,
     #[allow(clippy::type_complexity)]
     launch: unsafe extern "C" fn(
-        usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void,
+        usize,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        usize,
+        *mut *mut c_void,
+        *mut *mut c_void,
     ) -> u32,
 }
 
@@ -35,11 +45,16 @@ pub static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
     unsafe {
         let init: unsafe extern "C" fn(c_uint) -> u32 = std::mem::transmute(symbol(c"cuInit"));
         init(0);
-        let register: unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const Op), usize) -> u32 =
-            std::mem::transmute(symbol(c"fakecuda_register_kernel"));
+        let register: unsafe extern "C" fn(
+            *const c_char,
+            unsafe extern "C" fn(*const Op),
+            usize,
+        ) -> u32 = std::mem::transmute(symbol(c"fakecuda_register_kernel"));
         register(c"standin_op".as_ptr(), run, size_of::<Op>());
         Cuda {
-            retain: std::mem::transmute::<*mut c_void, Result2>(symbol(c"cuDevicePrimaryCtxRetain")),
+            retain: std::mem::transmute::<*mut c_void, Result2>(symbol(
+                c"cuDevicePrimaryCtxRetain",
+            )),
             push: std::mem::transmute(symbol(c"cuCtxPushCurrent_v2")),
             pop: std::mem::transmute(symbol(c"cuCtxPopCurrent_v2")),
             device: std::mem::transmute(symbol(c"cuCtxGetDevice")),
@@ -92,8 +107,19 @@ impl Gpu {
         // SAFETY: the parameter is copied before the call returns.
         unsafe {
             (CUDA.push)(self.context);
-            let code =
-                (CUDA.launch)(self.function, 1, 1, 1, 1, 1, 1, 0, stream, params.as_mut_ptr(), std::ptr::null_mut());
+            let code = (CUDA.launch)(
+                self.function,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            );
             (CUDA.pop)(&mut 0);
             code == 0
         }

@@ -50,7 +50,9 @@ pub unsafe fn ncclGroupEnd() -> ncclResult_t {
             // waited for last.
             let of = |kind: Kind, to: Kind| {
                 let those = then.iter().filter(move |(_, op, _)| op.kind == kind);
-                those.map(move |(comm, op, stream)| (Arc::clone(comm), Op { kind: to, ..*op }, *stream))
+                those.map(move |(comm, op, stream)| {
+                    (Arc::clone(comm), Op { kind: to, ..*op }, *stream)
+                })
             };
             let posted = of(Kind::Send, Kind::Post).chain(of(Kind::Recv, Kind::Recv));
             let p2p: Vec<_> = posted.chain(of(Kind::Send, Kind::Sent)).collect();
@@ -72,7 +74,8 @@ fn create(creations: Vec<Creation>) {
             Creation::Init { comm, n, rank, token } => come(comm, *n, *rank, token.clone()),
             Creation::Split { parent, color, key, number, .. } => {
                 let made = parent.made();
-                color_of(parent, *number, made.rank).store((*color as u32 as u64) << 32 | *key as u32 as u64, SeqCst);
+                color_of(parent, *number, made.rank)
+                    .store((*color as u32 as u64) << 32 | *key as u32 as u64, SeqCst);
                 made.region.word(2).fetch_add(1, SeqCst);
             }
         }
@@ -92,7 +95,8 @@ fn create(creations: Vec<Creation>) {
                     .collect();
                 members.sort_unstable();
                 if let Some(comm) = comm {
-                    let rank = members.iter().position(|(_, r)| *r == made.rank).expect("this rank");
+                    let rank =
+                        members.iter().position(|(_, r)| *r == made.rank).expect("this rank");
                     come(&comm, members.len(), rank, format!("{}-{number}-{color}", made.token));
                     come_to.push(comm);
                 }
@@ -138,7 +142,8 @@ pub unsafe fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
 
 pub unsafe fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
     let mut bytes = [0u8; 8];
-    let drawn = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    let drawn =
+        std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     if drawn.is_err() {
         return ncclSystemError;
     }
@@ -155,7 +160,13 @@ fn token(id: &ncclUniqueId) -> String {
     id.internal[..8].iter().map(|b| format!("{:02x}", *b as u8)).collect()
 }
 
-unsafe fn init(comm: *mut ncclComm_t, n: c_int, token: String, rank: c_int, ordinal: c_int) -> ncclResult_t {
+unsafe fn init(
+    comm: *mut ncclComm_t,
+    n: c_int,
+    token: String,
+    rank: c_int,
+    ordinal: c_int,
+) -> ncclResult_t {
     if !(1..=RANKS as c_int).contains(&n) || !(0..n).contains(&rank) {
         return ncclInvalidArgument;
     }
@@ -166,7 +177,12 @@ unsafe fn init(comm: *mut ncclComm_t, n: c_int, token: String, rank: c_int, ordi
     ncclSuccess
 }
 
-pub unsafe fn ncclCommInitRank(comm: *mut ncclComm_t, n: c_int, id: ncclUniqueId, rank: c_int) -> ncclResult_t {
+pub unsafe fn ncclCommInitRank(
+    comm: *mut ncclComm_t,
+    n: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
     // SAFETY: the caller's promise.
     unsafe { init(comm, n, token(&id), rank, Gpu::current()) }
 }
@@ -191,7 +207,11 @@ pub unsafe fn ncclCommInitRankConfig(
     }
 }
 
-pub unsafe fn ncclCommInitAll(comms: *mut ncclComm_t, n: c_int, devices: *const c_int) -> ncclResult_t {
+pub unsafe fn ncclCommInitAll(
+    comms: *mut ncclComm_t,
+    n: c_int,
+    devices: *const c_int,
+) -> ncclResult_t {
     let mut id = ncclUniqueId { internal: [0; 128] };
     // SAFETY: the caller's arrays.
     unsafe {
@@ -371,7 +391,12 @@ pub unsafe fn ncclBcast(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, Kind::Broadcast, Buffers { send: buffer, recv: buffer, count, dtype, peer: root }, stream)
+    start(
+        comm,
+        Kind::Broadcast,
+        Buffers { send: buffer, recv: buffer, count, dtype, peer: root },
+        stream,
+    )
 }
 
 pub unsafe fn ncclSend(
@@ -382,7 +407,12 @@ pub unsafe fn ncclSend(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, Kind::Send, Buffers { send, recv: std::ptr::null_mut(), count, dtype, peer }, stream)
+    start(
+        comm,
+        Kind::Send,
+        Buffers { send, recv: std::ptr::null_mut(), count, dtype, peer },
+        stream,
+    )
 }
 
 pub unsafe fn ncclRecv(

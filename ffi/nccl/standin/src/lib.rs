@@ -4,7 +4,13 @@
 //! that are not its own, and gives the address of a freed communicator to the next one.
 //!
 //! `standin_calls(name)` is how often a function was called under its first or second name.
-#![allow(missing_docs, non_snake_case, non_upper_case_globals, clippy::missing_safety_doc, clippy::too_many_arguments)]
+#![allow(
+    missing_docs,
+    non_snake_case,
+    non_upper_case_globals,
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments
+)]
 
 mod comm;
 mod cuda;
@@ -81,9 +87,10 @@ mod stubs {
 mod either {
     pub use super::imp::{
         ncclAllGather, ncclAllReduce, ncclBcast, ncclBroadcast, ncclCommAbort, ncclCommCount,
-        ncclCommCuDevice, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError, ncclCommInitAll,
-        ncclCommInitRank, ncclCommInitRankConfig, ncclCommSplit, ncclCommUserRank, ncclGetUniqueId,
-        ncclGetVersion, ncclGroupEnd, ncclGroupStart, ncclRecv, ncclReduceScatter, ncclSend,
+        ncclCommCuDevice, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError,
+        ncclCommInitAll, ncclCommInitRank, ncclCommInitRankConfig, ncclCommSplit, ncclCommUserRank,
+        ncclGetUniqueId, ncclGetVersion, ncclGroupEnd, ncclGroupStart, ncclRecv, ncclReduceScatter,
+        ncclSend,
     };
     pub use super::stubs::*;
 }

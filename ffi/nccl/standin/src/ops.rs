@@ -56,8 +56,13 @@ fn barrier(comm: &Comm, passed: &mut u64) -> bool {
 fn add(dtype: ncclDataType_t, to: &mut [u8], from: &[u8]) {
     macro_rules! sum {
         ($ty:ty) => {
-            for (to, from) in to.chunks_exact_mut(size_of::<$ty>()).zip(from.chunks_exact(size_of::<$ty>())) {
-                let (a, b) = (<$ty>::from_ne_bytes(to.try_into().expect("a chunk")), <$ty>::from_ne_bytes(from.try_into().expect("a chunk")));
+            for (to, from) in
+                to.chunks_exact_mut(size_of::<$ty>()).zip(from.chunks_exact(size_of::<$ty>()))
+            {
+                let (a, b) = (
+                    <$ty>::from_ne_bytes(to.try_into().expect("a chunk")),
+                    <$ty>::from_ne_bytes(from.try_into().expect("a chunk")),
+                );
                 to.copy_from_slice(&(a + b).to_ne_bytes());
             }
         };
@@ -140,7 +145,8 @@ unsafe fn collective(comm: &Comm, op: &Op) {
                 if !barrier(comm, &mut passed) {
                     return;
                 }
-                let slot = |r: usize| std::slice::from_raw_parts(made.region.slot(r).cast_const(), len);
+                let slot =
+                    |r: usize| std::slice::from_raw_parts(made.region.slot(r).cast_const(), len);
                 match op.kind {
                     Kind::AllReduce | Kind::ReduceScatter if part == rank || parts == 1 => {
                         let mut sum = slot(0).to_vec();
@@ -148,10 +154,18 @@ unsafe fn collective(comm: &Comm, op: &Op) {
                         std::ptr::copy_nonoverlapping(sum.as_ptr(), op.recv.add(done), len);
                     }
                     Kind::AllGather => (0..n).for_each(|r| {
-                        std::ptr::copy_nonoverlapping(slot(r).as_ptr(), op.recv.add(r * op.bytes + done), len);
+                        std::ptr::copy_nonoverlapping(
+                            slot(r).as_ptr(),
+                            op.recv.add(r * op.bytes + done),
+                            len,
+                        );
                     }),
                     Kind::Broadcast => {
-                        std::ptr::copy_nonoverlapping(slot(op.peer as usize).as_ptr(), op.recv.add(done), len);
+                        std::ptr::copy_nonoverlapping(
+                            slot(op.peer as usize).as_ptr(),
+                            op.recv.add(done),
+                            len,
+                        );
                     }
                     _ => {}
                 }

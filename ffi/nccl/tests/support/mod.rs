@@ -1,7 +1,9 @@
 //! Ranks as processes of their own, over the stand-in CUDA driver and the stand-in NCCL, with one of our libraries before it.
 #![allow(dead_code)]
 
-use peerlane_core::device::cuda::{Capture, CaptureMode, Context, Device, DeviceMemory, Driver, GraphExec, Stream};
+use peerlane_core::device::cuda::{
+    Capture, CaptureMode, Context, Device, DeviceMemory, Driver, GraphExec, Stream,
+};
 use peerlane_core::launch::pl_args;
 use peerlane_nccl_core::stats::Stats;
 use peerlane_nccl_core::types::*;
@@ -256,7 +258,8 @@ unsafe extern "C" fn run(args: *const pl_args) {
 }
 
 fn register_kernel() {
-    type Register = unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const pl_args), usize) -> u32;
+    type Register =
+        unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const pl_args), usize) -> u32;
     let driver = dlopen(&driver().join("libcuda.so.1"));
     // SAFETY: the exported function's own type.
     unsafe {
@@ -273,7 +276,9 @@ pub struct Gpu {
 
 impl Gpu {
     pub fn new(ordinal: u32) -> Self {
-        let context = Context::retain(&Device::by_ordinal(Driver::load().unwrap(), ordinal).unwrap()).unwrap();
+        let context =
+            Context::retain(&Device::by_ordinal(Driver::load().unwrap(), ordinal).unwrap())
+                .unwrap();
         let stream = Stream::new(&context, 0).unwrap();
         Gpu { context, stream }
     }
@@ -340,7 +345,12 @@ impl Rank {
         let mut id = ncclUniqueId { internal: [0; 128] };
         if self.rank == 0 {
             // SAFETY: writes one id.
-            assert_eq!(unsafe { (self.api.ncclGetUniqueId)(&mut id) }, ncclSuccess, "{}", self.last_error());
+            assert_eq!(
+                unsafe { (self.api.ncclGetUniqueId)(&mut id) },
+                ncclSuccess,
+                "{}",
+                self.last_error()
+            );
             let bytes: Vec<u8> = id.internal.iter().map(|b| *b as u8).collect();
             std::fs::write(path.with_extension("tmp"), bytes).unwrap();
             std::fs::rename(path.with_extension("tmp"), path).unwrap();
@@ -380,7 +390,9 @@ impl Rank {
         let mut comm = std::ptr::null_mut();
         let id = self.id(name);
         // SAFETY: writes one handle.
-        let code = unsafe { (self.api.ncclCommInitRank)(&mut comm, self.n as c_int, id, self.rank as c_int) };
+        let code = unsafe {
+            (self.api.ncclCommInitRank)(&mut comm, self.n as c_int, id, self.rank as c_int)
+        };
         assert_eq!(code, ncclSuccess, "{}", self.last_error());
         comm
     }
@@ -388,7 +400,9 @@ impl Rank {
     pub fn all_reduce(&self, comm: ncclComm_t, gpu: &Gpu, buffer: &Buffer) -> ncclResult_t {
         let at = buffer.at();
         // SAFETY: in place, in device memory.
-        unsafe { (self.api.ncclAllReduce)(at, at, buffer.count, ncclFloat32, ncclSum, comm, gpu.raw()) }
+        unsafe {
+            (self.api.ncclAllReduce)(at, at, buffer.count, ncclFloat32, ncclSum, comm, gpu.raw())
+        }
     }
 
     /// One call, eager and in place, right or the test fails.
@@ -396,12 +410,20 @@ impl Rank {
         let buffer = gpu.buffer(&values(self.rank, call, count));
         assert_eq!(self.all_reduce(comm, gpu, &buffer), ncclSuccess, "{}", self.last_error());
         gpu.stream.synchronize().unwrap();
-        assert!(buffer.get(gpu) == sum(0..self.n, call, count), "call {call} of {count} elements is wrong");
+        assert!(
+            buffer.get(gpu) == sum(0..self.n, call, count),
+            "call {call} of {count} elements is wrong"
+        );
     }
 
     pub fn destroy(&self, comm: ncclComm_t) {
         // SAFETY: a communicator of ours.
-        assert_eq!(unsafe { (self.api.ncclCommDestroy)(comm) }, ncclSuccess, "{}", self.last_error());
+        assert_eq!(
+            unsafe { (self.api.ncclCommDestroy)(comm) },
+            ncclSuccess,
+            "{}",
+            self.last_error()
+        );
     }
 
     pub fn async_error(&self, comm: ncclComm_t) -> ncclResult_t {
@@ -413,7 +435,9 @@ impl Rank {
 
     pub fn last_error(&self) -> String {
         // SAFETY: NULL is allowed, and the text is terminated.
-        unsafe { CStr::from_ptr((self.api.ncclGetLastError)(std::ptr::null_mut())) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((self.api.ncclGetLastError)(std::ptr::null_mut())) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     /// Counters of a communicator, or of the process.
@@ -429,7 +453,11 @@ impl Rank {
         let name = CString::new(name).unwrap();
         let found = dlsym(self.real.unwrap(), "standin_calls");
         // SAFETY: the exported function's own type.
-        unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(*const c_char) -> u64>(found)(name.as_ptr()) }
+        unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(*const c_char) -> u64>(found)(
+                name.as_ptr(),
+            )
+        }
     }
 }
 
