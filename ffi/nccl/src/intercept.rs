@@ -270,8 +270,8 @@ pub unsafe fn ncclCommInitAll(
             }
             let handles = std::slice::from_raw_parts(comm, ndev as usize);
             if group::is_open() {
-                for at in 0..ndev as usize {
-                    group::coming(Coming { at: comm.add(at), handle: handles[at] });
+                for (rank, &handle) in handles.iter().enumerate() {
+                    group::coming(Coming { at: comm.add(rank), handle });
                 }
                 return result;
             }

@@ -169,7 +169,7 @@ pub struct Symbol {
 }
 
 /// Looked up and not there.
-const MISSING: *mut c_void = 1 as *mut c_void;
+const MISSING: *mut c_void = std::ptr::dangling_mut();
 
 impl Symbol {
     /// The function with the first of `names` that is there; each ends with a NUL.
@@ -180,10 +180,11 @@ impl Symbol {
     /// Its address.
     #[inline]
     pub fn get(&self) -> Option<NonNull<c_void>> {
-        match self.address.load(Ordering::Relaxed) {
-            MISSING => None,
-            address => NonNull::new(address).or_else(|| self.look_up()),
+        let address = self.address.load(Ordering::Relaxed);
+        if address == MISSING {
+            return None;
         }
+        NonNull::new(address).or_else(|| self.look_up())
     }
 
     #[cold]

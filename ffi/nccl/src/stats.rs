@@ -55,17 +55,16 @@ pub static PROCESS: Counters = Counters::new();
 impl Counters {
     /// All zero.
     pub const fn new() -> Self {
-        const ZERO: AtomicU64 = AtomicU64::new(0);
         Counters {
-            communicators: ZERO,
-            set_up: ZERO,
-            refused: ZERO,
-            served_calls: ZERO,
-            served_bytes: ZERO,
-            forwarded_size: ZERO,
-            forwarded_kind: ZERO,
-            forwarded_unready: ZERO,
-            failed: ZERO,
+            communicators: AtomicU64::new(0),
+            set_up: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            served_calls: AtomicU64::new(0),
+            served_bytes: AtomicU64::new(0),
+            forwarded_size: AtomicU64::new(0),
+            forwarded_kind: AtomicU64::new(0),
+            forwarded_unready: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
         }
     }
 

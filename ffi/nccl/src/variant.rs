@@ -21,7 +21,10 @@ impl Variant {
     /// Says which library has been entered.
     #[inline]
     pub fn enter(self) {
-        VARIANT.store(self as u8, Relaxed);
+        // Read first: a store by every thread would move the line between cores at every call.
+        if VARIANT.load(Relaxed) != self as u8 {
+            VARIANT.store(self as u8, Relaxed);
+        }
     }
 
     /// Whether every call of NCCL that enqueues work passes through this library.

@@ -9,6 +9,7 @@
     non_snake_case,
     non_upper_case_globals,
     clippy::missing_safety_doc,
+    clippy::missing_transmute_annotations,
     clippy::too_many_arguments
 )]
 
