@@ -91,6 +91,12 @@ impl Env {
         Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
 
+    /// Whether `PEERLANE_DISABLE` says `1`, whatever the other variables hold: one that makes no sense must not keep peerlane
+    /// from being switched off.
+    pub fn is_disabled() -> bool {
+        std::env::var_os("PEERLANE_DISABLE").is_some_and(|value| value == "1")
+    }
+
     /// The same from any source of variables; an empty value counts as not set.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let text = |name: &str| lookup(name).filter(|v| !v.is_empty());

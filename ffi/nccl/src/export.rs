@@ -21,7 +21,7 @@ macro_rules! define_forwarded {
         #[no_mangle]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
             VARIANT.enter();
-            $crate::in_group();
+            $crate::passing();
             // SAFETY: the caller's promise to NCCL.
             unsafe { $crate::forward::$name($($arg),*) }
         }
@@ -45,7 +45,7 @@ macro_rules! define_twin {
         #[no_mangle]
         pub unsafe extern "C" fn $twin($($arg: $ty),*) -> $ret {
             VARIANT.enter();
-            $crate::in_group();
+            $crate::passing();
             // SAFETY: the caller's promise to NCCL.
             unsafe {
                 match $crate::real::alone() {

@@ -153,7 +153,12 @@ pub fn end() -> ncclResult_t {
     let shares = shares(&ours, shared || !Variant::sees_everything());
     for share in shares.iter().filter(|share| share.aside) {
         for &stream in &share.streams {
-            result = first_failure(result, ok(share.entry.fork(stream)));
+            let forked = share.entry.fork(stream);
+            if forked.is_err() {
+                // Its calls would run before their input is there. The others wait for them: they are told.
+                share.entry.abort();
+            }
+            result = first_failure(result, ok(forked));
         }
     }
     // Ours first: launching never waits, while the end of NCCL's group may wait for other ranks.

@@ -129,12 +129,11 @@ macro_rules! forwarded_or_alone {
         $(#[$doc])*
         pub unsafe fn $name($($arg: $ty),*) -> ncclResult_t {
             guarded(|| {
+                crate::passing();
                 if real::alone() {
-                    status::clear_last();
                     // SAFETY: the caller's promise.
                     return unsafe { alone::$alone($($arg),*) };
                 }
-                group::shared();
                 // SAFETY: the caller's promise.
                 unsafe { forward::$name($($arg),*) }
             })

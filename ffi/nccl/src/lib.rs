@@ -44,8 +44,10 @@ mod variant;
 
 pub use variant::Variant;
 
-/// Notes that NCCL has a call in this thread's group, if it has one open.
-pub fn in_group() {
+/// What precedes a call that is passed on: NCCL has a call in this thread's group, if it has one open, and what
+/// `ncclGetLastError` says is NCCL's.
+pub fn passing() {
+    status::clear_last();
     group::shared();
 }
 

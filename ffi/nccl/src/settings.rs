@@ -24,17 +24,12 @@ pub fn get() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
         let env = Env::read().map_err(|error| error.to_string());
-        // The log's level is set on the way.
-        let usable = env
-            .as_ref()
-            .is_ok_and(|env| Config::from_vars(1, env).is_ok() || env.islands.is_some());
-        if !usable {
-            if let Err(error) = &env {
-                crate::log!(Warn, "NCCL serves every call: {error}");
-            }
+        if let Ok(env) = &env {
+            // Sets the log's level. What else is wrong with it for some number of ranks is found when there is one.
+            let _ = Config::from_vars(1, env);
         }
         Settings {
-            disabled: env.as_ref().map_or(true, |env| env.disable == Some(true)),
+            disabled: Env::is_disabled(),
             served: env
                 .as_ref()
                 .ok()

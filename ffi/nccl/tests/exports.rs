@@ -185,3 +185,39 @@ assert ours.ncclGroupEnd() == 5
         needs,
     ]));
 }
+
+#[test]
+fn the_header_has_the_struct_that_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let fields = [
+        "communicators",
+        "set_up",
+        "refused",
+        "served_calls",
+        "served_bytes",
+        "forwarded_size",
+        "forwarded_kind",
+        "forwarded_unready",
+        "failed",
+    ];
+    assert_eq!(size_of::<peerlane_nccl_core::stats::Stats>(), 8 * fields.len());
+    let mut source = String::from("#include <peerlane_nccl.h>\n");
+    for (at, field) in fields.iter().enumerate() {
+        source.push_str(&format!(
+            "_Static_assert(offsetof(peerlane_nccl_stats_t, {field}) == {}, \"\");\n",
+            8 * at
+        ));
+    }
+    source.push_str(&format!(
+        "_Static_assert(sizeof(peerlane_nccl_stats_t) == {}, \"\");\n",
+        8 * fields.len()
+    ));
+    let c = dir.path().join("stats.c");
+    std::fs::write(&c, source).unwrap();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include");
+    let status = Command::new("gcc")
+        .args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
+        .args([&include, &c])
+        .status();
+    assert!(status.unwrap().success());
+}

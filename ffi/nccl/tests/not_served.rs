@@ -97,6 +97,25 @@ fn a_set_up_that_fails_on_one_rank_leaves_the_communicator_to_nccl() {
     }
 }
 
+/// A variable that makes no sense, on one rank: it takes part in the exchange all the same, or the others would wait.
+#[test]
+fn a_rank_whose_environment_makes_no_sense_keeps_nobody_waiting() {
+    const NAME: &str = "a_rank_whose_environment_makes_no_sense_keeps_nobody_waiting";
+    if let Some(r) = role() {
+        return nccl_serves(&r);
+    }
+    let world = World::new(NAME);
+    let wrong = [("PEERLANE_ALGO", "ring")];
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| world.start(Way::Preload, rank, 2, if rank == 1 { &wrong } else { &[] }))
+        .collect();
+    for rank in ranks {
+        rank.succeeds();
+    }
+    let log = std::fs::read_to_string(world.dir.path().join("log-0")).unwrap();
+    assert!(log.contains("rank 1 cannot take part") && log.contains("PEERLANE_ALGO"), "{log}");
+}
+
 #[test]
 fn nonblocking_communicators_are_nccls() {
     const NAME: &str = "nonblocking_communicators_are_nccls";

@@ -232,8 +232,8 @@ fn split_with_ranks_of_no_color_and_destroyed_in_any_order() {
 }
 
 #[test]
-fn captured_calls_are_served_once_set_up_and_ncclS_before() {
-    const NAME: &str = "captured_calls_are_served_once_set_up_and_ncclS_before";
+fn captured_calls_are_served_once_set_up_and_are_nccls_before() {
+    const NAME: &str = "captured_calls_are_served_once_set_up_and_are_nccls_before";
     let Some(r) = role() else { return World::new(NAME).run(Way::Preload, 3) };
     let gpu = Gpu::new(0);
     let (early, comm) = (r.comm("early"), r.comm("id"));
@@ -277,6 +277,86 @@ fn captured_calls_are_served_once_set_up_and_ncclS_before() {
     drop(graph);
     r.destroy(comm);
     r.destroy(early);
+}
+
+/// NCCL orders the calls of a communicator in a capture whatever streams they are on; two at once would be an error here.
+#[test]
+fn calls_on_two_streams_of_a_capture_run_one_after_the_other() {
+    const NAME: &str = "calls_on_two_streams_of_a_capture_run_one_after_the_other";
+    let Some(r) = role() else { return World::new(NAME).run(Way::Preload, 2) };
+    let (gpu, other) = (Gpu::new(0), Gpu::new(0));
+    let comm = r.comm("id");
+    r.check(comm, &gpu, 0, 1);
+    let (a, b) = (gpu.buffer(&values(r.rank, 1, 5000)), gpu.buffer(&values(r.rank, 2, 5000)));
+    let (fork, join) = (gpu.event(), gpu.event());
+    let graph = gpu.capture(|| {
+        let entered = gpu.context.enter().unwrap();
+        fork.record(&entered, gpu.stream.as_ref()).unwrap();
+        other.stream.as_ref().wait(&entered, &fork).unwrap();
+        assert_eq!(r.all_reduce(comm, &gpu, &a), ncclSuccess, "{}", r.last_error());
+        assert_eq!(r.all_reduce(comm, &other, &b), ncclSuccess, "{}", r.last_error());
+        join.record(&entered, other.stream.as_ref()).unwrap();
+        gpu.stream.as_ref().wait(&entered, &join).unwrap();
+    });
+    for call in 3..20 {
+        a.set(&gpu, &values(r.rank, call, 5000));
+        b.set(&gpu, &values(r.rank, call + 50, 5000));
+        gpu.replay(&graph);
+        assert!(a.get(&gpu) == sum(0..2, call, 5000) && b.get(&gpu) == sum(0..2, call + 50, 5000));
+    }
+    assert_eq!(r.async_error(comm), ncclSuccess);
+    drop(graph);
+    r.destroy(comm);
+}
+
+/// A thread that makes all ranks of two communicators in one group, from two ids.
+#[test]
+fn communicators_created_by_one_thread_in_one_group() {
+    const NAME: &str = "communicators_created_by_one_thread_in_one_group";
+    let Some(r) = role() else {
+        return World::new(NAME).env("FAKECUDA_DEVICES", "3").run(Way::Linking, 1);
+    };
+    let gpus: Vec<Gpu> = (0..3).map(Gpu::new).collect();
+    let mut comms = [[std::ptr::null_mut(); 3]; 2];
+    let mut ids = [ncclUniqueId { internal: [0; 128] }; 2];
+    unsafe {
+        ids.iter_mut().for_each(|id| assert_eq!((r.api.ncclGetUniqueId)(id), ncclSuccess));
+        (r.api.ncclGroupStart)();
+        for (id, comms) in ids.iter().zip(&mut comms) {
+            for rank in 0..3 {
+                let entered = gpus[rank].context.enter().unwrap();
+                let code = (r.api.ncclCommInitRank)(&mut comms[rank], 3, *id, rank as c_int);
+                assert_eq!(code, ncclSuccess);
+                drop(entered);
+            }
+        }
+        assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error());
+    }
+    let buffers: Vec<Vec<_>> = (0..2)
+        .map(|c| (0..3).map(|rank| gpus[rank].buffer(&values(rank, c, SMALL))).collect())
+        .collect();
+    unsafe { (r.api.ncclGroupStart)() };
+    for (comms, buffers) in comms.iter().zip(&buffers) {
+        for rank in 0..3 {
+            assert_eq!(r.all_reduce(comms[rank], &gpus[rank], &buffers[rank]), ncclSuccess);
+        }
+    }
+    unsafe { assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error()) };
+    for (c, buffers) in buffers.iter().enumerate() {
+        for (gpu, buffer) in gpus.iter().zip(buffers) {
+            gpu.stream.synchronize().unwrap();
+            assert!(buffer.get(gpu) == sum(0..3, c, SMALL));
+        }
+    }
+    assert_eq!(r.stats(std::ptr::null_mut()).served_calls, 6);
+    // A simulated end launches nothing, and leaves no group open.
+    unsafe {
+        (r.api.ncclGroupStart)();
+        assert_eq!(r.all_reduce(comms[0][0], &gpus[0], &buffers[0][0]), ncclSuccess);
+        (r.api.ncclGroupSimulateEnd)(std::ptr::null_mut());
+    }
+    assert_eq!(r.stats(std::ptr::null_mut()).served_calls, 6);
+    comms.iter().flatten().for_each(|&comm| r.destroy(comm));
 }
 
 #[test]

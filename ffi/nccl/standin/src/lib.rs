@@ -90,8 +90,8 @@ mod either {
         ncclAllGather, ncclAllReduce, ncclBcast, ncclBroadcast, ncclCommAbort, ncclCommCount,
         ncclCommCuDevice, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError,
         ncclCommInitAll, ncclCommInitRank, ncclCommInitRankConfig, ncclCommSplit, ncclCommUserRank,
-        ncclGetUniqueId, ncclGetVersion, ncclGroupEnd, ncclGroupStart, ncclRecv, ncclReduceScatter,
-        ncclSend,
+        ncclGetUniqueId, ncclGetVersion, ncclGroupEnd, ncclGroupSimulateEnd, ncclGroupStart,
+        ncclRecv, ncclReduceScatter, ncclSend,
     };
     pub use super::stubs::*;
 }

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use peerlane_core::device::cuda::{
-    Capture, CaptureMode, Context, Device, DeviceMemory, Driver, GraphExec, Stream,
+    Capture, CaptureMode, Context, Device, DeviceMemory, Driver, Event, GraphExec, Stream,
 };
 use peerlane_core::launch::pl_args;
 use peerlane_nccl_core::stats::Stats;
@@ -288,6 +288,10 @@ impl Gpu {
         let buffer = Buffer { memory, count: values.len() };
         buffer.set(self, values);
         buffer
+    }
+
+    pub fn event(&self) -> Event {
+        Event::new(&self.context).unwrap()
     }
 
     pub fn raw(&self) -> cudaStream_t {
