@@ -29,7 +29,7 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test bench soak install uninstall bindings format clean help setup \
+.PHONY: build rival demo test test-torch bench soak install uninstall bindings format clean help setup \
   check-format check-lint check-docs check-kernels check-rust
 
 build: ## Build libraries, tool and, where mpicc is, the Open MPI driver; CUDA=1 for GPUs
@@ -73,6 +73,9 @@ check-kernels: ## Compile the kernels for every GPU and assert on the outcome
 
 check-rust: ## cargo test, C clients included
 	$(CARGO) test --workspace --features $(TESTED)
+
+test-torch: build ## Load the real PyTorch (several GB of wheels) over the NCCL replacement, without a GPU
+	scripts/test-torch $(BUILT) $(TARGET)/torch
 
 bench: build ## Host-side benchmarks, then all-reduce against Open MPI; results in target/bench
 	@mkdir -p $(TARGET)/bench
