@@ -8,32 +8,32 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 # release, or dev for a quicker build.
 PROFILE ?= release
-# 1: with GPUs, which takes nvcc or a PEERLANE_FATBIN.
-CUDA ?= 0
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # Programs are linked against this name; another major version is another library.
 SONAME := libpeerlane.so.$(firstword $(subst ., ,$(VERSION)))
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
-comma := ,
 FATBIN := $(TARGET)/kernels.fatbin
 # All there is: GPU ranks run against a stand-in driver.
 TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda
-BUILT_FEATURES := peerlane/cli$(if $(filter 1,$(CUDA)),$(comma)peerlane-c/cuda$(comma)peerlane-nccl/cuda)
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
+# What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else.
+GPU_BENCH := $(TARGET)/gpu
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
-  tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] \
+  tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] tests/fakenccl/*.c \
   benches/rivals/*.c)
 
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test test-torch bench soak install uninstall bindings format clean help setup \
+.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build soak install uninstall bindings format clean help setup \
   check-format check-lint check-docs check-kernels check-rust
 
-build: ## Build libraries, tool and, where mpicc is, the Open MPI driver; CUDA=1 for GPUs
-	$(CARGO) build --workspace --features $(BUILT_FEATURES) --profile $(PROFILE)
+# With ranks on GPUs where their kernels can be compiled: scripts/gpu-build says which way.
+build: ## Build libraries, tool and, where mpicc is, the Open MPI driver
+	@settings=$$(scripts/gpu-build settings $(FATBIN)) && eval "$$settings" && set -x && \
+	  $(CARGO) build --workspace --features $$FEATURES --profile $(PROFILE)
 	@# Programs linked against the build folder look for the library by its soname.
 	@ln -sf libpeerlane.so $(BUILT)/$(SONAME)
 	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory rival; \
@@ -81,6 +81,16 @@ bench: build ## Host-side benchmarks, then all-reduce against Open MPI; results 
 	@mkdir -p $(TARGET)/bench
 	$(CARGO) bench --bench host
 	scripts/bench $(BUILT) $(RIVAL) $(TARGET)/bench
+
+bench-gpu: bench-gpu-build ## On a machine with a GPU: check and measure every schedule on it, beside NCCL where it is
+	$(GPU_BENCH)/bench-gpu
+
+bench-gpu-build: ## Put what bench-gpu needs into target/gpu, to be run on another machine without Rust
+	@scripts/setup gpu
+	@settings=$$(scripts/gpu-build settings $(FATBIN)) && eval "$$settings" && set -x && \
+	  $(CARGO) build --features cli,cuda --profile $(PROFILE) --bin peerlane --example gpu_smoke
+	@mkdir -p $(GPU_BENCH)
+	install -m 755 $(BUILT)/peerlane $(BUILT)/examples/gpu_smoke scripts/bench-gpu $(GPU_BENCH)
 
 soak: build ## Random calls, checked, leaks watched, for MINUTES (default 10); SEED=N repeats a run
 	$(BUILT)/peerlane soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -1,4 +1,5 @@
-//! Compiles the kernels: for the CPU device always, for GPUs (one fatbin) with the feature `cuda`.
+//! Compiles the kernels: for the CPU device always, for GPUs (one fatbin) with the feature `cuda`; with the feature `cli` also
+//! the kernel that stands for somebody else's in measurements.
 
 // A build script talks to cargo through its standard output.
 #![allow(clippy::print_stdout)]
@@ -23,7 +24,7 @@ fn main() -> Result<(), String> {
 
 /// One object for every CPU of the architecture, and on x86-64 one for AVX2, chosen at run time.
 fn host_kernels() {
-    let compile = |name: &str, namespace: &str, extra: &[&str]| {
+    let build = |name: &str, namespace: &str, extra: &[&str]| {
         let mut build = cc::Build::new();
         build
             .cpp(true)
@@ -47,16 +48,24 @@ fn host_kernels() {
         }
         build.compile(name);
     };
-    compile("peerlane_host", "peerlane_base", &[]);
+    build("peerlane_host", "peerlane_base", &[]);
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         let avx2 = ["-DPL_HOST_AVX2", "-mavx2", "-mf16c"];
-        compile("peerlane_host_avx2", "peerlane_avx2", &avx2);
+        build("peerlane_host_avx2", "peerlane_avx2", &avx2);
     }
 }
 
 fn gpu_kernels(out: &Path) -> Result<(), String> {
     for name in ["NVCC", "CUDA_HOME", "CUDA_PATH", "PEERLANE_FATBIN", "PEERLANE_GPU_ARCHS"] {
         println!("cargo:rerun-if-env-changed={name}");
+    }
+    let nvcc = find_nvcc();
+    // The kernel between which the command-line tool measures; the library does not carry it.
+    if env::var_os("CARGO_FEATURE_CLI").is_some() {
+        match &nvcc {
+            Some(nvcc) => compile(nvcc, "cuda/foreign.cu", &out.join("foreign.fatbin"))?,
+            None => write_nothing(&out.join("foreign.fatbin"))?,
+        }
     }
     let fatbin = out.join("kernels.fatbin");
     // A fatbin of this very source, made before: nvcc takes minutes, and several profiles need not pay for it each.
@@ -68,16 +77,25 @@ fn gpu_kernels(out: &Path) -> Result<(), String> {
             .map(drop)
             .map_err(|e| format!("PEERLANE_FATBIN={}: {e}", Path::new(&made).display()));
     }
-    let Some(nvcc) = find_nvcc() else {
+    let Some(nvcc) = nvcc else {
         println!(
             "cargo:warning=no nvcc found (NVCC, CUDA_HOME, CUDA_PATH, .venv, /usr/local/cuda, PATH): \
              building without GPU kernels; `pip install -r cuda/requirements.txt` into .venv provides it"
         );
         println!("cargo:rustc-env=PEERLANE_NVCC_VERSION=0.0");
-        return fs::write(&fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()));
+        return write_nothing(&fatbin);
     };
     println!("cargo:rustc-env=PEERLANE_NVCC_VERSION={}", version_of(&nvcc)?);
-    let mut command = Command::new(&nvcc);
+    compile(&nvcc, "cuda/kernels.cu", &fatbin)
+}
+
+/// An empty file, which says at run time that there was no compiler.
+fn write_nothing(fatbin: &Path) -> Result<(), String> {
+    fs::write(fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()))
+}
+
+fn compile(nvcc: &Path, source: &str, fatbin: &Path) -> Result<(), String> {
+    let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-std=c++17", "-O3", "--threads", "0"]);
     // A fifth of the size; any driver that can load a 13.x cubin can unpack it.
     command.arg("-compress-mode=size");
@@ -101,10 +119,10 @@ fn gpu_kernels(out: &Path) -> Result<(), String> {
     }
     let newest = architectures[architectures.len() - 1];
     command.arg(format!("-gencode=arch=compute_{newest},code=compute_{newest}"));
-    command.arg("-o").arg(&fatbin).arg("cuda/kernels.cu");
+    command.arg("-o").arg(fatbin).arg(source);
     match command.status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{} failed: {status}", nvcc.display())),
+        Ok(status) => Err(format!("{} failed on {source}: {status}", nvcc.display())),
         Err(error) => Err(format!("{}: {error}", nvcc.display())),
     }
 }

@@ -34,11 +34,15 @@ pub struct Env {
     /// `PEERLANE_KERNELS`: a fatbin to load in place of the one that is built in, as `nvcc -fatbin cuda/kernels.cu` makes it
     /// from the same source: for a GPU newer than the build, or a build without nvcc.
     pub kernels: Option<PathBuf>,
+    /// `PEERLANE_NCCL_LIB`: the real NCCL. The library in its place forwards to it, by default to the one that is loaded, else
+    /// the one beside PyTorch, else the system's; who calls NCCL itself takes `libnccl.so.2` of the loader's path by default.
+    pub nccl_lib: Option<PathBuf>,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, which the driver reads when it starts: hardware queues that a process's streams share.
+    pub cuda_connections: Option<String>,
+    /// `NCCL_MULTI_RANK_GPU_ENABLE`, which NCCL reads when it starts: `1` lets ranks share a GPU.
+    pub nccl_multi_rank: Option<String>,
     /// `PEERLANE_RUN_DIR`: where rendezvous sockets live; default `$XDG_RUNTIME_DIR/peerlane`, else `/tmp/peerlane-UID`.
     pub run_dir: Option<PathBuf>,
-    /// `PEERLANE_NCCL_LIB`: the NCCL that the NCCL replacement forwards to; default the one that is loaded, else the one
-    /// beside PyTorch, else the system's.
-    pub nccl_lib: Option<PathBuf>,
     /// `PEERLANE_NCCL_BYTES`: the largest all-reduce that the NCCL replacement serves itself, see [`ServedBytes`].
     pub nccl_bytes: Option<ServedBytes>,
     /// `PEERLANE_DISABLE`: `1` makes the NCCL replacement forward every call.
@@ -120,8 +124,10 @@ impl Env {
             device: parsed("PEERLANE_DEVICE", text("PEERLANE_DEVICE"), from_str)?,
             lane: parsed("PEERLANE_LANE", text("PEERLANE_LANE"), from_str)?,
             kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
-            run_dir: text("PEERLANE_RUN_DIR").map(PathBuf::from),
             nccl_lib: text("PEERLANE_NCCL_LIB").map(PathBuf::from),
+            cuda_connections: text("CUDA_DEVICE_MAX_CONNECTIONS"),
+            nccl_multi_rank: text("NCCL_MULTI_RANK_GPU_ENABLE"),
+            run_dir: text("PEERLANE_RUN_DIR").map(PathBuf::from),
             nccl_bytes: parsed(
                 "PEERLANE_NCCL_BYTES",
                 text("PEERLANE_NCCL_BYTES"),

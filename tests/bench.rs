@@ -1,58 +1,14 @@
 //! `peerlane bench` from outside: the table, the JSON report, the exit status, and what happens to its ranks.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use serde_json::Value;
+#[path = "common/bench.rs"]
+mod tool;
+
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// A folder of this test's own, with an empty run directory in it.
-fn folder(name: &str) -> PathBuf {
-    use std::os::unix::fs::DirBuilderExt;
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}"));
-    let _ = std::fs::remove_dir_all(&path);
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("run")).unwrap();
-    path
-}
-
-fn bench(folder: &Path, line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane"));
-    command.arg("bench").args(line.split_whitespace());
-    command.env("PEERLANE_RUN_DIR", folder.join("run")).env("PEERLANE_LOG", "off");
-    command
-}
-
-fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!("{}\n{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
-}
-
-fn report(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-/// The keys of an object, in order of the alphabet.
-fn keys(value: &Value) -> Vec<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
-}
-
-/// Runs `line` with a report; the run must succeed with nothing wrong.
-fn measured(name: &str, line: &str) -> Value {
-    let folder = folder(name);
-    let json = folder.join("report.json");
-    let mut command = bench(&folder, line);
-    let output = command.arg("--json").arg(&json).output().unwrap();
-    let printed = text(&output);
-    assert!(output.status.success(), "{line}: {}\n{printed}", output.status);
-    assert!(printed.contains("# Out of bounds values : 0 OK"), "{printed}");
-    assert!(printed.contains("# Avg bus bandwidth"), "{printed}");
-    let left: Vec<_> = std::fs::read_dir(folder.join("run")).unwrap().collect();
-    assert!(left.is_empty(), "left in the run directory: {left:?}");
-    let report = report(&json);
-    assert_eq!(report["wrong_total"], 0);
-    report
-}
+use tool::{bench, folder, keys, measured, text};
 
 #[test]
 fn every_type_and_operation_is_measured_and_right_over_processes() {
@@ -229,9 +185,9 @@ fn a_rival_with_wrong_results_fails_the_run() {
     let folder = folder("wrong-rival");
     let driver = folder.join("driver");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/rivals/mpi.c");
-    let text = std::fs::read_to_string(source).unwrap();
-    let broken = text.replace("{MPI_SUM, MPI_PROD,", "{MPI_MAX, MPI_PROD,");
-    assert_ne!(text, broken);
+    let source = std::fs::read_to_string(source).unwrap();
+    let broken = source.replace("{MPI_SUM, MPI_PROD,", "{MPI_MAX, MPI_PROD,");
+    assert_ne!(source, broken);
     std::fs::write(folder.join("broken.c"), broken).unwrap();
     let built = Command::new("mpicc")
         .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-o"])
@@ -241,6 +197,6 @@ fn a_rival_with_wrong_results_fails_the_run() {
     assert!(built.success());
     let line = format!("--ranks 2 -b 512 -e 512 --rival mpi --rival-driver {}", driver.display());
     let output = bench(&folder, &line).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", self::text(&output));
-    assert!(self::text(&output).contains("FAILED"), "{}", self::text(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("FAILED"), "{}", text(&output));
 }

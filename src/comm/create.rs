@@ -129,7 +129,7 @@ impl Communicator {
             &Config { device: super::gpu::settle_ordinal(config.device)?, ..config.clone() };
         let id = UniqueId::in_dir(config.run_dir.as_deref())?;
         let creations: Vec<_> = (0..n)
-            .map(|rank| Creation { id: id.clone(), n, rank, config: config.clone() })
+            .map(|rank| Creation { id, n, rank, config: config.clone() })
             .collect();
         create_all(&creations)?.into_iter().collect()
     }

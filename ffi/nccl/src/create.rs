@@ -85,7 +85,7 @@ pub fn created(_handles: &[ncclComm_t]) -> ncclResult_t {
         SAID.call_once(|| {
             crate::log!(
                 Warn,
-                "NCCL serves every call: this library was built without CUDA (make CUDA=1)"
+                "NCCL serves every call: this library was built without CUDA"
             );
         });
     }

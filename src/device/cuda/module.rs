@@ -34,6 +34,10 @@ impl Module {
     pub fn load(context: &Context, image: &[u8], built_with: CudaVersion) -> Result<Self> {
         let driver = context.driver().version();
         let facts = context.device().facts();
+        if image.is_empty() {
+            // The driver takes no length: it would read from wherever the image is not.
+            return Err(Error::Unsupported("an empty fatbin holds no kernels".into()));
+        }
         // Within a major version machine code runs on older drivers too; across majors it does not.
         if driver.major < built_with.major {
             return Err(Error::Unsupported(format!(

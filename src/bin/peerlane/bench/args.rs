@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use peerlane::env::parse_bytes;
 use peerlane::schedule::Islands;
 use peerlane::types::MAX_RANKS;
-use peerlane::{Algorithm, DType, Direction, Op, Protocol};
+use peerlane::{Algorithm, DType, Direction, Lane, Op, Protocol};
 use std::path::PathBuf;
 
 /// Where the ranks' kernels run.
@@ -13,13 +13,27 @@ use std::path::PathBuf;
 pub enum Device {
     /// The CPU device: a thread per rank, slabs in shared memory
     Cpu,
+    /// NVIDIA GPUs, with one or several ranks on each
+    Cuda,
+}
+
+impl Device {
+    /// As the flag spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+        }
+    }
 }
 
 /// What is measured in the same run to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Rival {
-    /// Open MPI's MPI_Allreduce
+    /// Open MPI's MPI_Allreduce, beside ranks on the CPU
     Mpi,
+    /// NCCL, beside ranks on GPUs
+    Nccl,
 }
 
 /// Values of a flag that takes `all`, one name, or several separated by commas.
@@ -68,6 +82,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 Sizes are bytes of one rank's input, with an optional K, M or G (powers of 1024). A time is the mean
 time of a call in a batch of calls, averaged over the ranks; the table shows the median over the batches.
 algbw = size / time, busbw = algbw * 2 (n - 1) / n. #wrong counts elements, over all ranks and checks.
+On GPUs a batch is timed from before its first launch until all ranks' streams have finished.
 Exit status: 0 when something was measured and nothing was wrong, 1 otherwise, 2 for a wrong flag.")]
 pub struct Args {
     /// Smallest size [default: 1K, or the largest size if that is below]
@@ -82,6 +97,15 @@ pub struct Args {
     /// Each size is the last one plus this, instead of -f
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub step_bytes: Option<u64>,
+    /// These sizes, separated by commas, instead of -b, -e, -f and -i
+    #[arg(
+        long = "sizes",
+        value_name = "SIZES",
+        value_delimiter = ',',
+        value_parser = parse_bytes,
+        conflicts_with_all = ["min_bytes", "max_bytes", "step_factor", "step_bytes"]
+    )]
+    pub size_list: Option<Vec<u64>>,
     /// Data types: all, or some of int8,uint8,int32,uint32,int64,uint64,half,float,double,bfloat16
     #[arg(short = 'd', long = "datatype", value_name = "TYPES", default_value = "float", value_parser = dtypes)]
     pub dtypes: List<DType>,
@@ -121,12 +145,34 @@ pub struct Args {
     /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub ranks: usize,
-    /// Ranks are threads of this process
+    /// Ranks live in this process: on the CPU a thread each, on GPUs driven by one thread (the default there)
     #[arg(long, conflicts_with = "processes")]
     pub threads: bool,
-    /// Ranks are processes (the default)
+    /// Ranks are processes (the default on the CPU)
     #[arg(long)]
     pub processes: bool,
+    /// Ranks on each GPU: rank r is on GPU r / K [default: as few as the GPUs allow]
+    #[arg(long, value_name = "K")]
+    pub ranks_per_gpu: Option<usize>,
+    /// On GPUs: capture -n iterations (default 20) in a graph per rank and launch it N times per batch; 0 is eager calls
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
+    pub graph: u32,
+    /// On GPUs: put a small kernel of somebody else's before every call, which reads the last result and writes the next
+    /// input, and subtract what these kernels take alone
+    #[arg(long)]
+    pub between: bool,
+    /// On GPUs: how they reach each other's slabs [default: PEERLANE_LANE, else auto]
+    #[arg(long, value_name = "NAME", value_parser = named::<Lane>)]
+    pub lane: Option<Lane>,
+    /// On GPUs: at most N blocks per launch, in place of the rule that ranks which share a GPU fill at most a quarter of it
+    #[arg(long, value_name = "N")]
+    pub blocks: Option<u32>,
+    /// On GPUs: threads of a block, a multiple of 32 up to 256
+    #[arg(long, value_name = "N")]
+    pub block_threads: Option<u32>,
+    /// A fatbin of cuda/foreign.cu in place of the one that is built in
+    #[arg(long, value_name = "FILE", requires = "between")]
+    pub foreign_kernel: Option<PathBuf>,
     /// Serve every call with this algorithm
     #[arg(long, value_name = "NAME", value_parser = named::<Algorithm>)]
     pub algo: Option<Algorithm>,
@@ -142,9 +188,12 @@ pub struct Args {
     /// Measure this beside every row, out of place, and check it too
     #[arg(long, value_enum)]
     pub rival: Option<Rival>,
-    /// The rival's driver [default: the one that `make` or `make install` put beside this tool]
+    /// Open MPI's driver [default: the one that `make` or `make install` put beside this tool]
     #[arg(long, value_name = "FILE", requires = "rival")]
     pub rival_driver: Option<PathBuf>,
+    /// NCCL's library [default: PEERLANE_NCCL_LIB, else libnccl.so.2 of the loader's path]
+    #[arg(long, value_name = "FILE", requires = "rival")]
+    pub nccl_lib: Option<PathBuf>,
     /// Write the results here as JSON, besides the table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -177,11 +226,92 @@ impl Args {
         if let Some(text) = &self.islands {
             Islands::parse(self.ranks, text)?;
         }
+        match self.device {
+            Device::Cpu => self.validate_cpu()?,
+            Device::Cuda => self.validate_cuda()?,
+        }
         self.sizes().map(drop)
     }
 
-    /// The sizes in bytes, ascending.
+    fn validate_cpu(&self) -> Result<()> {
+        let named = [
+            ("--ranks-per-gpu", self.ranks_per_gpu.is_some()),
+            ("-G", self.graph > 0),
+            ("--between", self.between),
+            ("--lane", self.lane.is_some()),
+            ("--blocks", self.blocks.is_some()),
+            ("--block-threads", self.block_threads.is_some()),
+            ("--rival nccl", self.rival == Some(Rival::Nccl)),
+            ("--nccl-lib", self.nccl_lib.is_some()),
+        ];
+        match named.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => bail!("{flag} is about GPUs; it needs --device cuda"),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_cuda(&self) -> Result<()> {
+        ensure!(
+            cfg!(feature = "cuda"),
+            "--device cuda: this tool was built without CUDA; `make` builds with it where it finds nvcc, else: cargo build \
+             --release --features cli,cuda"
+        );
+        ensure!(
+            self.rival != Some(Rival::Mpi) && self.rival_driver.is_none(),
+            "--rival mpi reduces in host memory; beside GPUs use --rival nccl"
+        );
+        ensure!(
+            self.ranks_per_gpu != Some(0),
+            "--ranks-per-gpu 0: a GPU that carries ranks carries at least one"
+        );
+        ensure!(
+            self.aggregate == 1 || !self.between,
+            "-m {} --between: a group's calls follow each other, with nothing between them",
+            self.aggregate
+        );
+        ensure!(
+            self.graph == 0 || u64::from(self.iters) * u64::from(self.aggregate) <= 20_000,
+            "-G {} -n {} -m {}: more than 20000 calls in a graph; make -n smaller and -G larger",
+            self.graph,
+            self.iters,
+            self.aggregate
+        );
+        Ok(())
+    }
+
+    /// Whether the ranks live in this process.
+    pub fn in_process(&self) -> bool {
+        self.threads || (self.device == Device::Cuda && !self.processes)
+    }
+
+    /// How calls are made and timed, where that is not the plain way; lines for the head of the table.
+    pub fn method(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.graph > 0 {
+            lines.push(format!(
+                "graph: the calls are captured in one graph per rank, launched {} time{} per batch",
+                self.graph,
+                if self.graph == 1 { "" } else { "s" }
+            ));
+        }
+        if self.between {
+            lines.push(
+                "between: a kernel of somebody else's before every call; what these take alone is subtracted".into(),
+            );
+        }
+        if let Some(blocks) = self.blocks {
+            lines.push(format!(
+                "blocks: up to {blocks} per launch; the rule that ranks fill at most a quarter of their GPU is lifted"
+            ));
+        }
+        lines
+    }
+
+    /// The sizes in bytes, ascending unless they are named one by one.
     pub fn sizes(&self) -> Result<Vec<u64>> {
+        if let Some(sizes) = &self.size_list {
+            return Ok(sizes.clone());
+        }
         const SMALLEST: u64 = 1 << 10;
         const LARGEST: u64 = 4 << 20;
         let (min, max) = match (self.min_bytes, self.max_bytes) {
@@ -252,6 +382,7 @@ mod tests {
         assert_eq!(sizes("-b 8 -e 20 -i 8"), [8, 16]);
         assert_eq!(sizes("-b 8K -e 8K"), [8192]);
         assert_eq!(sizes("-e 512"), [512]);
+        assert_eq!(sizes("--sizes 1K,14336,512"), [1024, 14336, 512]);
         assert_eq!(sizes("-b 8M"), [8 << 20]);
         assert_eq!(sizes("-b 0 -e 8 -i 4"), [0, 4, 8]);
         assert_eq!(sizes(""), [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]);
@@ -266,6 +397,38 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "cuda")]
+    fn wrong_flags_about_gpus_are_refused_with_the_reason() {
+        for (line, what) in [
+            ("--rival mpi", "--rival nccl"),
+            ("--ranks-per-gpu 0", "at least one"),
+            ("-m 2 --between", "nothing between"),
+            ("-G 1 -n 20001", "-G larger"),
+        ] {
+            let error = refusal(&format!("--device cuda {line}"));
+            assert!(error.contains(what), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    #[cfg(not(feature = "cuda"))]
+    fn without_cuda_the_device_is_refused_with_the_way_to_get_it() {
+        assert!(refusal("--device cuda").contains("--features cli,cuda"));
+    }
+
+    #[test]
+    fn ranks_live_in_this_process_on_gpus_unless_told_otherwise() {
+        for (line, inside) in [
+            ("", false),
+            ("--threads", true),
+            ("--device cuda", true),
+            ("--device cuda --processes", false),
+        ] {
+            assert_eq!(parse(line).in_process(), inside, "{line}");
+        }
+    }
+
+    #[test]
     fn wrong_flags_are_refused_with_the_reason() {
         for (line, what) in [
             ("-b 2K -e 1K", "no size"),
@@ -274,6 +437,8 @@ mod tests {
             ("-b 1K -e 2K -i 0", "never reaches"),
             ("-b 1 -e 1G -i 1", "step wider"),
             ("-b huge", "number of bytes"),
+            ("--sizes 1K,huge", "number of bytes"),
+            ("--sizes 1K -e 2K", "cannot be used with"),
             ("-d floaty", "int8, uint8"),
             ("-o mulsum", "sum, prod"),
             ("--ranks 0", "1 to 16"),
@@ -284,6 +449,13 @@ mod tests {
             ("--deadline 0", "above 0"),
             ("--threads --processes", "cannot be used with"),
             ("-f 2 -i 8", "cannot be used with"),
+            ("-G 1", "-G is about GPUs; it needs --device cuda"),
+            ("--between", "--between is about GPUs"),
+            ("--lane ipc", "--lane is about GPUs"),
+            ("--lane nvlink", "vmm, ipc"),
+            ("--rival nccl", "--rival nccl is about GPUs"),
+            ("--nccl-lib /x", "--rival"),
+            ("--foreign-kernel /x", "--between"),
         ] {
             let error = refusal(line);
             assert!(error.contains(what), "{line}: {error}");

@@ -1,7 +1,8 @@
 //! Calls that are on their way together: on several streams, in a group, or both.
 
+use super::buffer::{compare, Buffer};
 use super::orders::Burst;
-use super::rank::{compare, Buffer, Rank};
+use super::rank::Rank;
 use anyhow::Result;
 use peerlane::comm::{group_end, group_start};
 use peerlane::device::Stream;

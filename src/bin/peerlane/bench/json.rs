@@ -38,6 +38,7 @@ mod tests {
             proto: "flagged".into(),
             out_of_place: Place::new(8, 2, 1.0, Some(0)),
             in_place: Place::new(8, 2, 1.0, None),
+            foreign_us: None,
             rival: Some(RivalResult {
                 name: "Open MPI".into(),
                 version: "4.1.4".into(),

@@ -1,7 +1,10 @@
 //! `peerlane bench`: measures and checks all-reduce, with nccl-tests' flags and table.
 
 mod args;
+mod buffer;
 mod burst;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod json;
 mod machine;
 pub mod orders;
@@ -10,24 +13,25 @@ pub mod parent;
 mod payload;
 mod rank;
 mod report;
+mod rival;
 mod rival_mpi;
 mod rows;
+mod serve;
 mod table;
 
 pub use args::Args;
 
 use anyhow::{anyhow, bail, ensure, Result};
-use args::Rival;
+use args::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use orders::{Answer, Call, Order, Settings, Timing};
+use orders::{Answer, Call, Gpu, Order, Settings, Timing};
 use output::Output;
 use parent::Ranks;
 use peerlane::schedule::Islands;
-use rival_mpi::{Mpi, Plan};
+use rival::Rival;
 use rows::{median, Measured, Place, Row};
 use std::io::{BufReader, Write};
 use std::process::ExitCode;
-use std::time::Duration;
 use table::Printer;
 
 /// Where rank 0 chooses: a batch is about this long, and a row's batches together about this long.
@@ -35,6 +39,8 @@ const BATCH_US: f64 = 5_000.0;
 const BUDGET_US: f64 = 150_000.0;
 const ITERS: (f64, f64) = (5.0, 1000.0);
 const BATCHES: (f64, f64) = (5.0, 21.0);
+/// Iterations of a graph where `-n` does not say, as in nccl-tests.
+const GRAPH_ITERS: u32 = 20;
 
 /// Runs the benchmark; an error is anything that makes its figures worthless.
 pub fn run(args: &Args) -> Result<()> {
@@ -46,8 +52,12 @@ pub fn run(args: &Args) -> Result<()> {
     );
     let json = args.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
     let page = args.report.as_deref().map(|path| Output::create("--report", path)).transpose()?;
-    let (command, machine) = (command_line(), machine::describe());
-
+    let command = command_line();
+    let gpus = Gpus::look(args)?;
+    let machine = match &gpus.names {
+        Some(names) => format!("{}; {names}", machine::describe()),
+        None => machine::describe(),
+    };
     let settings = Settings {
         ranks: args.ranks,
         islands: args.islands.clone(),
@@ -59,33 +69,43 @@ pub fn run(args: &Args) -> Result<()> {
         slab: None,
         compare_calls: None,
         run_dir: None,
+        gpu: gpus.gpu.clone(),
     };
-    let islands = match settings.config()?.islands {
+    let islands = match settings.config(0)?.islands {
         Some(islands) => islands,
         None => Islands::single(args.ranks)?,
     };
-    let ranks =
-        if args.threads { Ranks::threads(&settings)? } else { Ranks::processes(&settings)? };
+    let mut ranks =
+        if args.in_process() { Ranks::threads(&settings)? } else { Ranks::processes(&settings)? };
     let rival = match args.rival {
-        Some(Rival::Mpi) => Some(Mpi::start(args.rival_driver.as_deref(), args.ranks)?),
         None => None,
+        Some(args::Rival::Mpi) => Some(Rival::mpi(args.rival_driver.as_deref(), args.ranks)?),
+        Some(args::Rival::Nccl) => Some(gpus.nccl(&mut ranks)?),
     };
-    let title = rival.as_ref().map(Mpi::title);
+    let title = rival.as_ref().map(Rival::title);
 
     let mut printer = Printer::new(rival.is_some());
     let show = Screen::new(rows.len() as u64);
-    let kind = match (args.threads, args.ranks) {
-        (true, 1) => "thread",
-        (true, _) => "threads",
-        (false, 1) => "process",
-        (false, _) => "processes",
+    let kind = match (args.in_process(), args.device, args.ranks) {
+        (true, Device::Cpu, 1) => "thread",
+        (true, Device::Cpu, _) => "threads",
+        (true, Device::Cuda, _) => "in one process",
+        (false, _, 1) => "process",
+        (false, ..) => "processes",
     };
-    show.line(&format!("# peerlane {} bench: all-reduce, cpu device", env!("CARGO_PKG_VERSION")))?;
+    let version = env!("CARGO_PKG_VERSION");
+    show.line(&format!("# peerlane {version} bench: all-reduce, {} device", args.device.name()))?;
     show.line(&format!("# machine: {machine}"))?;
+    for line in &gpus.said {
+        show.line(&format!("# {line}"))?;
+    }
     let shape = format!("{} {kind}, islands: {islands}", args.ranks);
     show.line(&format!("# ranks: {shape}{}", pids(&ranks)))?;
     show.line(&format!("# command: {command}"))?;
     show.line("# time: mean of a call in a batch, averaged over the ranks; median of the batches")?;
+    for line in args.method() {
+        show.line(&format!("# {line}"))?;
+    }
     show.line(&printer.header(title.as_deref()))?;
 
     let mut bench = Bench { args, ranks, rival, data: 0 };
@@ -98,7 +118,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     show.bar.finish_and_clear();
     bench.ranks.leave()?;
-    bench.rival.map_or(Ok(()), Mpi::finish)?;
+    bench.rival.map_or(Ok(()), Rival::finish)?;
     show.line(&printer.footer())?;
     if let Some(output) = json {
         let report = json::Report {
@@ -127,24 +147,45 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// One rank of a run of [`run`], as a process.
 pub fn serve_rank() -> Result<ExitCode> {
-    let served = rank::serve(BufReader::new(std::io::stdin()), std::io::stdout())?;
+    let served = serve::serve(BufReader::new(std::io::stdin()), std::io::stdout())?;
     Ok(if served { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 struct Bench<'a> {
     args: &'a Args,
     ranks: Ranks,
-    rival: Option<Mpi>,
+    rival: Option<Rival>,
     /// Data sets that the rival has used.
     data: u64,
 }
 
 /// What the ranks answered about one way to call.
-struct Timed {
+struct Way {
     place: Place,
+    foreign_us: Option<f64>,
     algo: String,
     proto: String,
     timing: Timing,
+}
+
+/// What a rival needs to know to be measured like ours.
+pub struct Counts {
+    checks: u32,
+    seed: u64,
+    data: u64,
+    ranks: usize,
+    /// What a call of ours took.
+    time_us: f64,
+}
+
+impl Counts {
+    /// NCCL's result may rightly differ from ours, so it is not checked.
+    fn rival_rounds_otherwise(&self, call: &Call) -> bool {
+        #[cfg(feature = "cuda")]
+        return gpu::nccl::rounds_otherwise(call, self.ranks);
+        #[cfg(not(feature = "cuda"))]
+        return (call.count, self.ranks) == (0, 0);
+    }
 }
 
 impl Bench<'_> {
@@ -152,24 +193,16 @@ impl Bench<'_> {
         let out = self.place(&row.call(false))?;
         let inside = self.place(&row.call(true))?;
         let mut rival = None;
-        if let Some(mpi) = &mut self.rival {
-            let plan = Plan {
-                // The rival has no groups: as many calls, one by one.
-                iters: out.timing.iters.saturating_mul(out.timing.aggregate),
-                batches: out.timing.batches,
-                warmup: self.args.warmup,
+        if let Some(opponent) = &mut self.rival {
+            let counts = Counts {
                 checks: self.args.check,
                 seed: self.args.seed,
                 data: self.data,
-                ours: Duration::from_secs_f64(
-                    out.place.time_us
-                        * 1e-6
-                        * f64::from(out.timing.iters)
-                        * f64::from(out.timing.aggregate)
-                        * f64::from(out.timing.batches),
-                ),
+                ranks: self.args.ranks,
+                time_us: out.place.time_us + out.foreign_us.unwrap_or(0.0),
             };
-            rival = mpi.measure(&row.call(false), &plan)?;
+            let call = row.call(false);
+            rival = opponent.measure(&call, &out.timing, &counts, &mut self.ranks)?;
             self.data += u64::from(self.args.check) + 1;
         }
         let either = |a: String, b: String| if a == b { a } else { format!("{a}+{b}") };
@@ -186,14 +219,16 @@ impl Bench<'_> {
                 .map(|r| out.place.time_us / r.time_us),
             out_of_place: out.place,
             in_place: inside.place,
+            foreign_us: out.foreign_us,
             rival,
         })
     }
 
-    fn place(&mut self, call: &Call) -> Result<Timed> {
+    fn place(&mut self, call: &Call) -> Result<Way> {
         let mut wrong = 0;
         if self.args.check > 0 {
-            let order = Order::Check { call: *call, iterations: self.args.check };
+            let (iterations, graph) = (self.args.check, self.args.graph > 0);
+            let order = Order::Check { call: *call, iterations, graph };
             for answer in self.ranks.ask(&order)? {
                 match answer {
                     Answer::Checked { wrong: n } => wrong += n,
@@ -202,27 +237,28 @@ impl Bench<'_> {
             }
         }
         let timing = self.timing(call)?;
-        let (answers, late) = self.time(call, timing)?;
-        wrong += late;
-        let n = answers.len() as f64;
-        let means: Vec<f64> = (0..timing.batches as usize)
-            .map(|batch| answers.iter().map(|(batches, ..)| batches[batch]).sum::<f64>() / n)
-            .collect();
-        let (_, algo, proto) =
-            answers.into_iter().next().ok_or_else(|| anyhow!("no rank answered"))?;
+        let timed = self.time(call, timing)?;
+        wrong += timed.wrong;
         let wrong = (self.args.check > 0).then_some(wrong);
-        let place = Place::new(call.bytes(), self.args.ranks, median(&means), wrong);
-        Ok(Timed { place, algo, proto, timing })
+        let time_us = median(&timed.batch_us);
+        let place = Place::new(call.bytes(), self.args.ranks, time_us, wrong);
+        let foreign_us = self.args.between.then(|| median(&timed.foreign_us));
+        Ok(Way { place, foreign_us, algo: timed.algo, proto: timed.proto, timing })
     }
 
     /// The counts of a row: the flags', or those that rank 0's trial suggests. Every rank then gets the same.
     fn timing(&mut self, call: &Call) -> Result<Timing> {
         let mut timing = Timing {
             warmup: self.args.warmup,
-            iters: self.args.iters,
+            iters: match (self.args.iters, self.args.graph) {
+                (0, 1..) => GRAPH_ITERS,
+                (iters, _) => iters,
+            },
             batches: self.args.batches,
             aggregate: self.args.aggregate,
             verify: self.args.check > 0,
+            graph: self.args.graph,
+            between: self.args.between,
         };
         if timing.iters > 0 && timing.batches > 0 {
             return Ok(timing);
@@ -230,8 +266,7 @@ impl Bench<'_> {
         let mut iters = if timing.iters > 0 { timing.iters } else { 4 };
         let iteration_us = loop {
             let trial = Timing { iters, batches: 1, verify: false, ..timing };
-            let (answers, _) = self.time(call, trial)?;
-            let rank0 = answers[0].0[0] * f64::from(timing.aggregate);
+            let rank0 = self.time(call, trial)?.rank0_us * f64::from(timing.aggregate);
             // A trial of a few fast calls measures the clock and a cold cache.
             if timing.iters > 0 || iters >= 64 || rank0 * f64::from(iters) > BATCH_US / 10.0 {
                 break rank0.max(1e-3);
@@ -242,33 +277,108 @@ impl Bench<'_> {
             timing.iters = (BATCH_US / iteration_us).clamp(ITERS.0, ITERS.1) as u32;
         }
         if timing.batches == 0 {
-            let batch_us = iteration_us * f64::from(timing.iters);
+            let batch_us = iteration_us * f64::from(timing.iters) * f64::from(timing.graph.max(1));
             timing.batches = (BUDGET_US / batch_us).clamp(BATCHES.0, BATCHES.1) as u32;
         }
         Ok(timing)
     }
 
-    /// Every rank's batches and what served them, and the wrong elements of all.
-    #[allow(clippy::type_complexity)]
-    fn time(
-        &mut self,
-        call: &Call,
-        timing: Timing,
-    ) -> Result<(Vec<(Vec<f64>, String, String)>, u64)> {
-        let mut total = 0;
-        let mut ranks = Vec::with_capacity(self.args.ranks);
-        for answer in self.ranks.ask(&Order::Time { call: *call, timing })? {
-            match answer {
-                Answer::Timed { batch_us, wrong, algo, proto }
-                    if batch_us.len() == timing.batches as usize =>
-                {
-                    total += wrong;
-                    ranks.push((batch_us, algo, proto));
+    fn time(&mut self, call: &Call, timing: Timing) -> Result<Timed> {
+        timed(self.ranks.ask(&Order::Time { call: *call, timing })?, &timing)
+    }
+}
+
+/// What came of an order to time.
+struct Timed {
+    /// Batch by batch, averaged over the ranks.
+    batch_us: Vec<f64>,
+    foreign_us: Vec<f64>,
+    /// Of rank 0's first batch, the foreign kernel included.
+    rank0_us: f64,
+    /// Over all ranks.
+    wrong: u64,
+    algo: String,
+    proto: String,
+}
+
+/// The ranks' answers as one.
+fn timed(answers: Vec<Answer>, timing: &Timing) -> Result<Timed> {
+    let n = answers.len() as f64;
+    let batches = timing.batches as usize;
+    let mut all: Option<Timed> = None;
+    for answer in answers {
+        match answer {
+            Answer::Timed { batch_us, foreign_us, wrong, algo, proto }
+                if batch_us.len() == batches
+                    && foreign_us.len() == if timing.between { batches } else { 0 } =>
+            {
+                let share = |us: Vec<f64>| us.into_iter().map(|us| us / n).collect::<Vec<_>>();
+                let add = |sum: &mut Vec<f64>, us: Vec<f64>| {
+                    sum.iter_mut().zip(us).for_each(|(sum, us)| *sum += us);
+                };
+                let first = |us: &[f64]| us.first().copied().unwrap_or(0.0);
+                let rank0_us = first(&batch_us) + first(&foreign_us);
+                let (batch_us, foreign_us) = (share(batch_us), share(foreign_us));
+                match &mut all {
+                    Some(all) => {
+                        add(&mut all.batch_us, batch_us);
+                        add(&mut all.foreign_us, foreign_us);
+                        all.wrong += wrong;
+                    }
+                    None => {
+                        all = Some(Timed { batch_us, foreign_us, rank0_us, wrong, algo, proto })
+                    }
                 }
-                other => bail!("a rank answered a timing with {other:?}"),
             }
+            other => bail!("a rank answered a timing with {other:?}"),
         }
-        Ok((ranks, total))
+    }
+    all.ok_or_else(|| anyhow!("no rank answered"))
+}
+
+/// The GPUs of a run, if it has any, and what the head of the table says about them.
+#[derive(Default)]
+struct Gpus {
+    gpu: Option<Gpu>,
+    names: Option<String>,
+    said: Vec<String>,
+    #[cfg(feature = "cuda")]
+    nccl_lib: std::path::PathBuf,
+}
+
+#[cfg(feature = "cuda")]
+impl Gpus {
+    /// Settles what must be settled before the driver starts, starts it, and gives every rank its GPU. Nothing on the CPU.
+    fn look(args: &Args) -> Result<Self> {
+        if args.device == Device::Cpu {
+            return Ok(Gpus::default());
+        }
+        let env = peerlane::env::Env::read()?;
+        let mut said = gpu::process::prepare(args, &env);
+        let gpu = gpu::process::place(args)?;
+        let names = Some(gpu::process::describe(&gpu, args.ranks)?);
+        if gpu.ranks_per_gpu > 1 {
+            said.insert(0, format!("ranks per GPU: {}", gpu.ranks_per_gpu));
+        }
+        let nccl_lib = gpu::nccl::find(args.nccl_lib.as_deref(), env.nccl_lib.as_deref());
+        Ok(Gpus { gpu: Some(gpu), names, said, nccl_lib })
+    }
+
+    fn nccl(&self, ranks: &mut Ranks) -> Result<Rival> {
+        let ranks_per_gpu = self.gpu.as_ref().map_or(1, |gpu| gpu.ranks_per_gpu);
+        Rival::nccl(&self.nccl_lib, ranks_per_gpu, ranks)
+    }
+}
+
+/// `Args::validate` has refused everything that is about GPUs.
+#[cfg(not(feature = "cuda"))]
+impl Gpus {
+    fn look(_args: &Args) -> Result<Self> {
+        Ok(Gpus::default())
+    }
+
+    fn nccl(&self, _ranks: &mut Ranks) -> Result<Rival> {
+        bail!("--rival nccl: this tool was built without CUDA")
     }
 }
 

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use peerlane::comm::Config;
 use peerlane::env::Env;
-use peerlane::{Algorithm, DType, Direction, Op, Protocol};
+use peerlane::{Algorithm, DType, Device, Direction, Lane, Op, Protocol};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,11 +25,34 @@ pub struct Settings {
     pub compare_calls: Option<bool>,
     /// Where the ranks meet.
     pub run_dir: Option<PathBuf>,
+    /// Ranks on GPUs; `None` is the CPU.
+    pub gpu: Option<Gpu>,
+}
+
+/// Which GPU carries which rank, and how.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Rank `r` is on the GPU with the number `r / ranks_per_gpu`.
+    pub ranks_per_gpu: usize,
+    pub lane: Option<Lane>,
+    /// At most so many blocks per launch, in place of the library's rule.
+    pub blocks: Option<u32>,
+    /// Threads of a block.
+    pub threads: Option<u32>,
+    /// A fatbin of the foreign kernel in place of the built-in one.
+    pub foreign_kernel: Option<PathBuf>,
+}
+
+impl Gpu {
+    /// The number of the GPU that carries `rank`.
+    pub fn ordinal(&self, rank: usize) -> u32 {
+        (rank / self.ranks_per_gpu.max(1)) as u32
+    }
 }
 
 impl Settings {
-    /// The communicator's configuration: the environment's, overruled by the flags.
-    pub fn config(&self) -> peerlane::Result<Config> {
+    /// The configuration of `rank`'s communicator: the environment's, overruled by the flags.
+    pub fn config(&self, rank: usize) -> peerlane::Result<Config> {
         let mut env = Env::read()?;
         if self.islands.is_some() {
             env.islands.clone_from(&self.islands);
@@ -42,6 +65,13 @@ impl Settings {
         config.check = self.compare_calls.unwrap_or(config.check);
         config.run_dir = self.run_dir.clone().or(config.run_dir);
         config.deadline = Duration::from_secs_f64(self.deadline);
+        config.device = Device::Cpu;
+        if let Some(gpu) = &self.gpu {
+            config.device = Device::Cuda { ordinal: Some(gpu.ordinal(rank)) };
+            config.lane = gpu.lane.unwrap_or(config.lane);
+            config.blocks = gpu.blocks;
+            config.threads = gpu.threads;
+        }
         Ok(config)
     }
 }
@@ -82,6 +112,17 @@ pub struct Timing {
     pub aggregate: u32,
     /// Compare the result of the last timed call, where it is known (out of place).
     pub verify: bool,
+    /// Launches of a graph of `iters` iterations per batch; 0 is one eager pass over them. GPUs alone.
+    pub graph: u32,
+    /// Put a foreign kernel before every call, and subtract what these take alone. GPUs alone.
+    pub between: bool,
+}
+
+impl Timing {
+    /// All-reduces of a batch.
+    pub fn calls(&self) -> f64 {
+        f64::from(self.iters) * f64::from(self.aggregate) * f64::from(self.graph.max(1))
+    }
 }
 
 /// From the parent to a rank.
@@ -89,14 +130,27 @@ pub struct Timing {
 pub enum Order {
     /// Join the communicator; the first order of a rank that is a process.
     Join { id: String, rank: usize, settings: Settings },
-    /// Make `iterations` calls with fresh data each and compare every element.
-    Check { call: Call, iterations: u32 },
+    /// Make `iterations` calls with fresh data each and compare every element; with `graph` each is a launch of a graph.
+    Check { call: Call, iterations: u32, graph: bool },
     /// Make all of a burst's calls before any has to be done, and compare every element.
     Burst(Burst),
     /// Time batches of calls.
     Time { call: Call, timing: Timing },
+    /// The same for the rival that the ranks themselves call.
+    Rival(RivalOrder),
     /// Leave the communicator and end.
     Leave,
+}
+
+/// For the rival in the ranks' own processes: NCCL.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum RivalOrder {
+    /// Make a communicator of NCCL's beside ours; `id` is its unique id in hexadecimal.
+    Join { library: PathBuf, id: String },
+    /// As [`Order::Check`].
+    Check { call: Call, iterations: u32, graph: bool },
+    /// As [`Order::Time`].
+    Time { call: Call, timing: Timing },
 }
 
 /// From a rank to the parent.
@@ -111,6 +165,8 @@ pub enum Answer {
     Timed {
         /// Mean time of a call in microseconds, batch by batch.
         batch_us: Vec<f64>,
+        /// What the foreign kernel before each call took, where there was one; already subtracted above.
+        foreign_us: Vec<f64>,
         wrong: u64,
         /// Which algorithm and protocol served the timed calls.
         algo: String,

@@ -2,7 +2,8 @@
 //! of them fails, dies or falls silent.
 
 use super::orders::{from_line, to_line, Answer, Order, Settings};
-use super::rank::{heartbeat, Rank};
+use super::rank::Rank;
+use super::serve::{heartbeat, Member};
 use anyhow::{anyhow, bail, Context, Result};
 use peerlane::bootstrap::UniqueId;
 use peerlane::comm::Communicator;
@@ -32,15 +33,28 @@ pub struct Ranks {
     links: Vec<Link>,
     events: Receiver<(usize, Event)>,
     silence: Duration,
+    size: usize,
 }
 
 impl Ranks {
+    fn new(events: Receiver<(usize, Event)>, settings: &Settings) -> Self {
+        Ranks { links: Vec::new(), events, silence: silence(settings), size: settings.ranks }
+    }
+
+    /// Who is at the end of a link, for people.
+    fn who(&self, link: usize) -> String {
+        match self.links.len() < self.size {
+            true => "the thread of all ranks".into(),
+            false => format!("rank {link}"),
+        }
+    }
+
     /// Starts the ranks as processes, copies of this program, and has them join one communicator.
     pub fn processes(settings: &Settings) -> Result<Self> {
-        let id = UniqueId::in_dir(settings.config()?.run_dir.as_deref())?.to_string();
+        let id = UniqueId::in_dir(settings.config(0)?.run_dir.as_deref())?.to_string();
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let (tell, events) = channel();
-        let mut ranks = Ranks { links: Vec::new(), events, silence: silence(settings) };
+        let mut ranks = Ranks::new(events, settings);
         for rank in 0..settings.ranks {
             let mut command = Command::new(&program);
             command.arg("bench-rank");
@@ -65,18 +79,16 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Starts the ranks as threads of this process.
+    /// Starts the ranks in this process: on the CPU a thread each, on GPUs one thread that drives them all.
     pub fn threads(settings: &Settings) -> Result<Self> {
-        let members = Communicator::create_local(settings.ranks, &settings.config()?)?;
         let (tell, events) = channel();
-        let mut ranks = Ranks { links: Vec::new(), events, silence: silence(settings) };
-        for (number, member) in members.into_iter().enumerate() {
+        let mut ranks = Ranks::new(events, settings);
+        for (number, member) in local_members(settings)?.into_iter().enumerate() {
             let (orders, inbox) = channel();
             let tell = tell.clone();
-            let rank = Rank::new(member, settings.seed);
             std::thread::Builder::new()
                 .name(format!("rank-{number}"))
-                .spawn(move || thread_rank(number, rank, &inbox, tell))?;
+                .spawn(move || thread_member(number, member, &inbox, tell))?;
             ranks.links.push(Link::Thread { orders });
         }
         Ok(ranks)
@@ -154,7 +166,8 @@ impl Ranks {
                         waiting.into_iter().find(|&r| heard[r].elapsed() > self.silence)
                     {
                         bail!(
-                            "rank {rank} has said nothing for {:.0} s, though its waits should have ended by then",
+                            "{} has said nothing for {:.0} s, though its waits should have ended by then",
+                            self.who(rank),
                             self.silence.as_secs_f64()
                         );
                     }
@@ -193,7 +206,7 @@ impl Ranks {
             }
         }
         match said.iter_mut().enumerate().find_map(|(rank, why)| Some((rank, why.take()?))) {
-            Some((rank, why)) => anyhow!("rank {rank}: {why}"),
+            Some((rank, why)) => anyhow!("{}: {why}", self.who(rank)),
             None => self.gone(first, None),
         }
     }
@@ -208,8 +221,8 @@ impl Ranks {
             Link::Thread { .. } => "ended in a panic".into(),
         };
         match why {
-            Some(why) => anyhow!("rank {rank} {how}: {why}"),
-            None => anyhow!("rank {rank} {how}"),
+            Some(why) => anyhow!("{} {how}: {why}", self.who(rank)),
+            None => anyhow!("{} {how}", self.who(rank)),
         }
     }
 }
@@ -242,9 +255,21 @@ fn relay(rank: usize, answers: impl BufRead, tell: &Sender<(usize, Event)>) -> O
     None
 }
 
-fn thread_rank(
+/// All ranks of a communicator as members of this process, for a thread each.
+fn local_members(settings: &Settings) -> Result<Vec<Member>> {
+    #[cfg(feature = "cuda")]
+    if settings.gpu.is_some() {
+        let id = UniqueId::in_dir(settings.config(0)?.run_dir.as_deref())?;
+        let ranks = super::gpu::GpuRanks::join(&id, 0..settings.ranks, settings)?;
+        return Ok(vec![Member::Gpu(Box::new(ranks))]);
+    }
+    let ranks = Communicator::create_local(settings.ranks, &settings.config(0)?)?;
+    Ok(ranks.into_iter().map(|rank| Member::Cpu(Rank::new(rank, settings.seed))).collect())
+}
+
+fn thread_member(
     number: usize,
-    mut rank: Rank,
+    mut rank: Member,
     inbox: &Receiver<Order>,
     tell: Sender<(usize, Event)>,
 ) {

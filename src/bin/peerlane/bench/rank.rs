@@ -1,58 +1,15 @@
-//! One rank of a run: carries out the parent's orders.
+//! A rank on the CPU: carries out the parent's orders.
 
-use super::orders::{from_line, to_line, Answer, Call, Order, Settings, Timing};
+use super::buffer::{compare, Buffer};
+use super::orders::{Answer, Call, Order, Settings, Timing};
 use super::payload::Payload;
-use anyhow::{bail, ensure, Context, Result};
-use bytemuck::{Pod, Zeroable};
+use anyhow::{bail, Result};
 use peerlane::bootstrap::UniqueId;
 use peerlane::comm::{group_end, group_start, Communicator, Stats};
 use peerlane::{Algorithm, DType, Op, Protocol};
-use std::io::{BufRead, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Elements beyond the message that a call must leave alone, as cache lines.
-const GUARD_LINES: usize = 2;
-/// No integer result is this byte repeated, nor is any float result.
-const POISON: u8 = 0xa5;
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-/// Memory of one message, aligned as an allocator of tensors would, with a guard behind it.
-#[derive(Default)]
-pub(super) struct Buffer {
-    lines: Vec<Line>,
-    bytes: usize,
-}
-
-impl Buffer {
-    pub(super) fn resize(&mut self, bytes: usize) -> Result<()> {
-        let lines = bytes.div_ceil(64) + GUARD_LINES;
-        self.lines.clear();
-        self.lines
-            .try_reserve_exact(lines)
-            .with_context(|| format!("no memory for a message of {bytes} bytes"))?;
-        self.lines.resize(lines, Line([POISON; 64]));
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    pub(super) fn message(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
-    }
-
-    /// Forgets the last result and re-arms the guard.
-    fn poison(&mut self) {
-        self.lines.fill(Line([POISON; 64]));
-    }
-
-    fn guard_intact(&self) -> bool {
-        bytemuck::cast_slice::<Line, u8>(&self.lines)[self.bytes..].iter().all(|&b| b == POISON)
-    }
-}
-
-/// A rank with its communicator and buffers.
+/// A rank of the CPU with its communicator and buffers.
 pub struct Rank {
     pub(super) comm: Communicator,
     seed: u64,
@@ -68,16 +25,16 @@ impl Rank {
         Rank { comm, seed, data: 0, input: Buffer::default(), output: Buffer::default() }
     }
 
-    fn join(id: &str, rank: usize, settings: &Settings) -> Result<Self> {
-        let id: UniqueId = id.parse()?;
-        let comm = Communicator::create(&id, settings.ranks, rank, &settings.config()?)?;
+    /// Joins the communicator `id` as `rank`.
+    pub fn join(id: &UniqueId, rank: usize, settings: &Settings) -> Result<Self> {
+        let comm = Communicator::create(id, settings.ranks, rank, &settings.config(rank)?)?;
         Ok(Self::new(comm, settings.seed))
     }
 
     /// Carries out an order; `busy` is told between batches.
     pub fn obey(&mut self, order: &Order, busy: &mut dyn FnMut()) -> Result<Answer> {
         match order {
-            Order::Check { call, iterations } => {
+            Order::Check { call, iterations, .. } => {
                 let mut wrong = 0;
                 for _ in 0..*iterations {
                     wrong += self.check(call)?;
@@ -88,6 +45,7 @@ impl Rank {
             Order::Burst(burst) => Ok(Answer::Checked { wrong: self.burst(burst)? }),
             Order::Time { call, timing } => self.time(call, timing, busy),
             Order::Join { .. } => bail!("already a member of a communicator"),
+            Order::Rival(_) => bail!("a rank on the CPU has no rival in its own process"),
             Order::Leave => bail!("only the owner of a rank can make it leave"),
         }
     }
@@ -108,7 +66,7 @@ impl Rank {
     fn load(&mut self, call: &Call) -> Result<Payload> {
         let payload = self.next_data(call);
         let bytes = call.bytes();
-        if self.input.lines.is_empty() || self.input.bytes != bytes {
+        if !self.input.fits(bytes) {
             self.input.resize(bytes)?;
             self.output.resize(bytes)?;
         }
@@ -119,8 +77,8 @@ impl Rank {
     }
 
     fn run(&mut self, call: &Call) -> Result<()> {
-        let input = self.input.lines.as_mut_ptr();
-        let output = if call.in_place { input } else { self.output.lines.as_mut_ptr() };
+        let input = self.input.message().as_mut_ptr();
+        let output = if call.in_place { input } else { self.output.message().as_mut_ptr() };
         // SAFETY: both buffers hold `count` elements, are distinct unless the call is in place, and stay until the call
         // or the group that it belongs to is over, for no stream is given and `self` is borrowed meanwhile.
         unsafe {
@@ -196,39 +154,12 @@ impl Rank {
             false => 0,
         };
         let (algo, proto) = served.unwrap_or_default();
-        Ok(Answer::Timed { batch_us, wrong, algo, proto })
+        Ok(Answer::Timed { batch_us, foreign_us: Vec::new(), wrong, algo, proto })
     }
-}
-
-/// How many elements of a call's result are wrong; an error if it touched what it must not.
-pub(super) fn compare(
-    rank: usize,
-    call: &Call,
-    payload: &Payload,
-    input: &mut Buffer,
-    output: &mut Buffer,
-) -> Result<u64> {
-    for (name, buffer) in [("input", &*input), ("output", &*output)] {
-        ensure!(
-            buffer.guard_intact(),
-            "an all-reduce of {} bytes wrote beyond the end of its {name}",
-            call.bytes()
-        );
-    }
-    if call.in_place {
-        return Ok(payload.wrong_output(input.message()));
-    }
-    let changed = payload.wrong_input(rank, input.message());
-    ensure!(
-        changed == 0,
-        "an out-of-place all-reduce of {} bytes changed {changed} elements of its input",
-        call.bytes()
-    );
-    Ok(payload.wrong_output(output.message()))
 }
 
 /// Names of the algorithms and protocols whose counts grew from `before` to `after`; `none` where no call needed one.
-fn served_by(before: &Stats, after: &Stats) -> (String, String) {
+pub fn served_by(before: &Stats, after: &Stats) -> (String, String) {
     fn grown<const N: usize>(names: &[&str], before: [u64; N], after: [u64; N]) -> String {
         let names: Vec<_> = (0..N).filter(|&i| after[i] > before[i]).map(|i| names[i]).collect();
         if names.is_empty() {
@@ -245,64 +176,6 @@ fn served_by(before: &Stats, after: &Stats) -> (String, String) {
     )
 }
 
-/// Tells `tell` that the rank is at work, at most once a second.
-pub fn heartbeat(mut tell: impl FnMut()) -> impl FnMut() {
-    let mut last = Instant::now();
-    move || {
-        if last.elapsed() >= Duration::from_secs(1) {
-            last = Instant::now();
-            tell();
-        }
-    }
-}
-
-/// A rank that is a process: orders come on `orders`, answers go to `answers`, a line each. Ends after the order to leave
-/// with true, or with false after a failure that the parent has been told.
-pub fn serve(orders: impl BufRead, mut answers: impl Write) -> Result<bool> {
-    let mut rank: Option<Rank> = None;
-    for line in orders.lines() {
-        let order: Order = from_line(&line.context("the parent's pipe broke")?)?;
-        let leaving = matches!(order, Order::Leave);
-        let outcome = match (order, rank.take()) {
-            (Order::Join { id, rank: number, settings }, None) => {
-                Rank::join(&id, number, &settings).map(|joined| {
-                    rank = Some(joined);
-                    Answer::Joined
-                })
-            }
-            (Order::Leave, None) => Ok(Answer::Left),
-            (Order::Leave, Some(member)) => member.leave(),
-            (_, None) => bail!("an order came before the rank joined a communicator"),
-            (order, Some(mut member)) => {
-                // A parent that is gone shows at the next answer; a lost heartbeat is no error.
-                let mut busy = heartbeat(|| {
-                    let _ = tell(&mut answers, &Answer::Busy);
-                });
-                let outcome = member.obey(&order, &mut busy);
-                rank = Some(member);
-                outcome
-            }
-        };
-        match outcome {
-            Ok(answer) => tell(&mut answers, &answer)?,
-            Err(error) => {
-                tell(&mut answers, &Answer::Failed { why: format!("{error:#}") })?;
-                return Ok(false);
-            }
-        }
-        if leaving {
-            return Ok(true);
-        }
-    }
-    bail!("the parent ended before the run did")
-}
-
-fn tell(answers: &mut impl Write, answer: &Answer) -> Result<()> {
-    answers.write_all(to_line(answer)?.as_bytes())?;
-    answers.flush()?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,30 +190,5 @@ mod tests {
         assert_eq!(served_by(&before, &after), ("two_shot".into(), "flagged".into()));
         after.by_algorithm[0] += 1;
         assert_eq!(served_by(&before, &after).0, "one_shot+two_shot");
-    }
-
-    #[test]
-    fn a_write_behind_the_message_is_seen() {
-        let mut buffer = Buffer::default();
-        buffer.resize(100).unwrap();
-        buffer.message().fill(1);
-        assert!(buffer.guard_intact());
-        bytemuck::cast_slice_mut::<Line, u8>(&mut buffer.lines)[100] = 1;
-        assert!(!buffer.guard_intact());
-        buffer.poison();
-        assert!(buffer.guard_intact());
-    }
-
-    #[test]
-    fn nonsense_on_the_pipe_is_an_error() {
-        let mut answers = Vec::new();
-        assert!(serve(&b"hello\n"[..], &mut answers).is_err());
-        let order = to_line(&Order::Check {
-            call: Call { count: 1, dtype: DType::F32, op: Op::Sum, in_place: false },
-            iterations: 1,
-        })
-        .unwrap();
-        assert!(serve(order.as_bytes(), &mut answers).is_err());
-        assert!(answers.is_empty());
     }
 }

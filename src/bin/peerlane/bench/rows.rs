@@ -79,6 +79,9 @@ pub struct Measured {
     pub proto: String,
     pub out_of_place: Place,
     pub in_place: Place,
+    /// With `--between`: what the foreign kernel before each call took, which the times above do not contain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign_us: Option<f64>,
     /// `None` where there is no rival or it has no such type or operation.
     pub rival: Option<RivalResult>,
     /// Our out-of-place time over the rival's.

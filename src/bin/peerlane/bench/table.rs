@@ -208,6 +208,7 @@ mod tests {
             proto: "flagged".into(),
             out_of_place: Place::new(14336, 4, 2.0, wrong),
             in_place: Place::new(14336, 4, 2.5, Some(0)),
+            foreign_us: None,
             rival: Some(RivalResult {
                 name: "Open MPI".into(),
                 version: "4.1.4".into(),

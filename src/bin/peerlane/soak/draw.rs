@@ -60,6 +60,7 @@ impl Round {
             slab: Some(slab),
             compare_calls: Some(rng.u32(..4) == 0),
             run_dir: Some(limits.run_dir.to_owned()),
+            gpu: None,
         };
         Ok(Round { settings, threads, cycles, orders })
     }
@@ -73,9 +74,9 @@ impl Round {
         };
         for order in &self.orders {
             match order {
-                Order::Check { call, iterations } => add(call, u64::from(*iterations)),
+                Order::Check { call, iterations, .. } => add(call, u64::from(*iterations)),
                 Order::Burst(burst) => burst.calls.iter().for_each(|call| add(call, 1)),
-                Order::Join { .. } | Order::Time { .. } | Order::Leave => {}
+                Order::Join { .. } | Order::Time { .. } | Order::Rival(_) | Order::Leave => {}
             }
         }
         (total.0 * self.cycles as u64, total.1 * self.cycles as u64)
@@ -138,7 +139,7 @@ impl Room {
                 let streams = rng.usize(usize::from(!group)..=3);
                 Order::Burst(Burst { calls, streams, group })
             }
-            _ => Order::Check { call: self.call(rng), iterations: rng.u32(1..=4) },
+            _ => Order::Check { call: self.call(rng), iterations: rng.u32(1..=4), graph: false },
         }
     }
 
@@ -184,7 +185,7 @@ mod tests {
         for number in 0..600 {
             let round = Round::draw(3, number, &limits()).unwrap();
             let s = &round.settings;
-            assert!(s.config().is_ok(), "{round}");
+            assert!(s.config(0).is_ok(), "{round}");
             seen.insert(format!("ranks {}", s.ranks));
             seen.insert(format!("islands {}", s.islands.as_ref().unwrap().split(',').count()));
             seen.insert(format!("{:?} {:?} {:?}", s.algo, s.proto, s.direction));

@@ -1,0 +1,67 @@
+//! `peerlane bench --device cuda` over the stand-in driver, beside a stand-in NCCL.
+
+// Each test binary that includes this uses its own share of it.
+#![allow(dead_code)]
+
+use super::fakecuda;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+const MAP: &str = "pl_all_reduce_=hostkernels_all_reduce,peerlane_foreign=hostkernels_foreign:32";
+
+/// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
+pub fn fatbin() -> &'static Path {
+    static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
+    WRITTEN.get_or_init(|| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(concat!(env!("CARGO_CRATE_NAME"), ".fatbin"));
+        std::fs::write(&path, b"an image").unwrap();
+        path
+    })
+}
+
+/// The variables that put the stand-in driver in the place of the real one, with the host's kernels in it.
+pub fn fake() -> Vec<(&'static str, String)> {
+    let kernels = std::env::current_exe().unwrap().with_file_name("libhostkernels.so");
+    assert!(kernels.exists(), "{} was not built with the tests", kernels.display());
+    vec![
+        ("LD_LIBRARY_PATH", fakecuda::driver_folder().display().to_string()),
+        ("FAKECUDA_KERNELS", kernels.display().to_string()),
+        ("FAKECUDA_KERNEL_MAP", MAP.into()),
+        ("PEERLANE_KERNELS", fatbin().display().to_string()),
+        ("PEERLANE_SLAB", "4M".into()),
+    ]
+}
+
+pub fn with(more: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
+    let mut env = fake();
+    env.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
+    env
+}
+
+/// The stand-in NCCL, compiled once.
+pub fn nccl() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(concat!(
+            "libfakenccl-",
+            env!("CARGO_CRATE_NAME"),
+            ".so"
+        ));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fakenccl/nccl.c");
+        let built = Command::new("cc")
+            .args(["-std=gnu11", "-O2", "-shared", "-fPIC", "-o"])
+            .args([&library, &source])
+            .arg("-ldl")
+            .status()
+            .unwrap();
+        assert!(built.success());
+        library
+    })
+}
+
+/// A kernel map in which the all-reduce of bfloat16 does nothing. The self-test of set-up uses f32, and passes.
+pub fn kernels_that_do_nothing() -> String {
+    format!("pl_all_reduce_bf16_=hostkernels_nothing,{MAP}")
+}
