@@ -128,9 +128,8 @@ impl Communicator {
         let config =
             &Config { device: super::gpu::settle_ordinal(config.device)?, ..config.clone() };
         let id = UniqueId::in_dir(config.run_dir.as_deref())?;
-        let creations: Vec<_> = (0..n)
-            .map(|rank| Creation { id, n, rank, config: config.clone() })
-            .collect();
+        let creations: Vec<_> =
+            (0..n).map(|rank| Creation { id, n, rank, config: config.clone() }).collect();
         create_all(&creations)?.into_iter().collect()
     }
 }

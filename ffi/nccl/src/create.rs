@@ -83,10 +83,7 @@ pub fn created(_handles: &[ncclComm_t]) -> ncclResult_t {
     static SAID: std::sync::Once = std::sync::Once::new();
     if !crate::settings::get().disabled {
         SAID.call_once(|| {
-            crate::log!(
-                Warn,
-                "NCCL serves every call: this library was built without CUDA"
-            );
+            crate::log!(Warn, "NCCL serves every call: this library was built without CUDA");
         });
     }
     ncclSuccess
