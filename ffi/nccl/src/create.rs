@@ -60,9 +60,9 @@ pub fn created(handles: &[ncclComm_t]) -> ncclResult_t {
     };
     match decided {
         Ok(decided) => {
-            for (member, agreed) in members.into_iter().zip(decided) {
+            for (member, (agreed, kept)) in members.into_iter().zip(decided) {
                 let Member { comm, n, rank, ordinal, context } = member;
-                table::insert(comm, Arc::new(Entry::new(rank, n, ordinal, context, agreed)));
+                table::insert(comm, Arc::new(Entry::new(rank, n, ordinal, context, agreed, kept)));
             }
             ncclSuccess
         }

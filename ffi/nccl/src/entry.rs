@@ -1,11 +1,11 @@
 //! What stands beside a communicator of NCCL: what its ranks agreed on, the set-up that the first call brings about, launches.
 
+use crate::exchange::{Decided, Kept};
 use crate::group::Call;
 use crate::log;
 use crate::settings;
 use crate::stats::{count, Counters};
 use crate::types::cudaStream_t;
-use peerlane_core::bootstrap::UniqueId;
 use peerlane_core::comm::{Communicator, Config};
 use peerlane_core::device::cuda::{CaptureStatus, Context, Event, Stream, StreamRef};
 use peerlane_core::{Device, Error, Result};
@@ -29,9 +29,11 @@ pub struct Entry {
     ordinal: u32,
     context: Context,
     /// Where the ranks meet, or why NCCL serves.
-    agreed: std::result::Result<UniqueId, String>,
+    agreed: Decided,
     outcome: OnceLock<Option<Ready>>,
     counters: Counters,
+    /// Last: its memory is freed once all work is done.
+    _kept: Kept,
 }
 
 struct Ready {
@@ -55,7 +57,8 @@ impl Entry {
         n: usize,
         ordinal: u32,
         context: Context,
-        agreed: std::result::Result<UniqueId, String>,
+        agreed: Decided,
+        kept: Kept,
     ) -> Self {
         let outcome = OnceLock::new();
         let counters = Counters::new();
@@ -67,7 +70,7 @@ impl Entry {
                 let _ = outcome.set(None);
             }
         }
-        Entry { rank, n, ordinal, context, agreed, outcome, counters }
+        Entry { rank, n, ordinal, context, agreed, _kept: kept, outcome, counters }
     }
 
     /// Its counters.

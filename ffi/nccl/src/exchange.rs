@@ -126,7 +126,7 @@ fn own_record(member: &Member) -> Record {
 }
 
 /// What all ranks conclude from the same records: where to meet, or why NCCL serves.
-fn decide(records: &[Option<Record>]) -> std::result::Result<UniqueId, String> {
+fn decide(records: &[Option<Record>]) -> Decided {
     let mut first: Option<(&Record, &Place)> = None;
     for (rank, record) in records.iter().enumerate() {
         let Some(record) = record else {
@@ -175,10 +175,17 @@ fn decode(bytes: &[u8]) -> Option<Record> {
     postcard::take_from_bytes(bytes).ok().map(|(record, _)| record)
 }
 
+/// What an exchange needs on the GPU. It is kept as long as the communicator: freeing waits for the whole GPU, on which work may be
+/// under way that waits for what this process does next.
+pub type Kept = (Stream, DeviceMemory);
+
+/// Where the ranks of a communicator meet, or why NCCL serves.
+pub type Decided = std::result::Result<UniqueId, String>;
+
 /// Exchanges and decides, for all local ranks of the communicators at once. An error means that a rank may wait for this
 /// process in vain: the communicators are to be given up.
-pub fn exchange(members: &[Member]) -> Result<Vec<std::result::Result<UniqueId, String>>> {
-    let mut prepared: Vec<(Stream, DeviceMemory)> = Vec::with_capacity(members.len());
+pub fn exchange(members: &[Member]) -> Result<Vec<(Decided, Kept)>> {
+    let mut prepared: Vec<Kept> = Vec::with_capacity(members.len());
     for member in members {
         let entered = member.context.enter()?;
         // Somebody else in the process may be capturing.
@@ -188,7 +195,7 @@ pub fn exchange(members: &[Member]) -> Result<Vec<std::result::Result<UniqueId, 
         memory.write(&stream, RECORD_BYTES * member.rank, &encode(&own_record(member))?)?;
         prepared.push((stream, memory));
     }
-    let gather = |(member, (stream, memory)): (&Member, &(Stream, DeviceMemory))| {
+    let gather = |(member, (stream, memory)): (&Member, &Kept)| {
         let to = memory.ptr() as *mut u8;
         let from = to.wrapping_add(RECORD_BYTES * member.rank);
         // SAFETY: in place, in an allocation of n records, on a stream of the communicator's GPU; both outlive the wait below.
@@ -217,7 +224,7 @@ pub fn exchange(members: &[Member]) -> Result<Vec<std::result::Result<UniqueId, 
     }
     let patience = settings::get().env.as_ref().ok().and_then(|env| env.setup_deadline);
     let until = Instant::now() + patience.unwrap_or(Duration::from_secs(120));
-    let wait = |(member, (stream, memory)): (&Member, &(Stream, DeviceMemory))| -> Result<_> {
+    let wait = |(member, (stream, memory)): (&Member, &Kept)| -> Result<_> {
         let entered = member.context.enter()?;
         let _relaxed = RelaxedThread::new(&entered)?;
         let mut pause = Duration::from_micros(20);
@@ -238,11 +245,14 @@ pub fn exchange(members: &[Member]) -> Result<Vec<std::result::Result<UniqueId, 
         Ok(decide(&records))
     };
     let decided: Result<Vec<_>> = members.iter().zip(&prepared).map(wait).collect();
-    if decided.is_err() {
-        // NCCL's kernels may still write there: the memory stays until its communicator has been aborted, hence for good.
-        std::mem::forget(prepared);
+    match decided {
+        Ok(decided) => Ok(decided.into_iter().zip(prepared).collect()),
+        Err(error) => {
+            // NCCL's kernels may still write there: the memory stays until its communicator has been aborted, hence for good.
+            std::mem::forget(prepared);
+            Err(error)
+        }
     }
-    decided
 }
 
 #[cfg(test)]
