@@ -1,5 +1,5 @@
 //! The functions that peerlane has a say in, under NCCL's names and with NCCL's types. Everything else is in
-//! [`forward`](crate::forward).
+//! [`forward`].
 //!
 //! # Safety
 //! Every function asks what NCCL's documentation asks of its caller.
