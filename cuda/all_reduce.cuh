@@ -6,6 +6,7 @@
 #ifndef PEERLANE_ALL_REDUCE_CUH
 #define PEERLANE_ALL_REDUCE_CUH
 
+#include "add_rms_norm.cuh"
 #include "fold.cuh"
 #include "step.cuh"
 
@@ -81,21 +82,43 @@ PL_FN bool run_phases(Step& s) {
   return true;
 }
 
+// Under PEERLANE_CHECK: whether all ranks make the same call, the same verdict for all threads of a block.
+PL_FN bool may_run(Step& s) {
+  if (!s.a.check) return true;
+  const bool ok = dev::block() != 0 || exchange_calls(s);
+  return !dev::any_in_block(!ok);
+}
+
 // One step. HOT: sum and avg only; else the operation is a run-time switch. K: operands loaded at once.
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN void all_reduce(const pl_args& a) {
   if (a.count == 0) return;  // an empty call is no step: no rank sends, waits or counts
-  Step s(a, (a.count + elements<D>() - 1) / elements<D>());
+  Step s(a, (a.count + elements<D>() - 1) / elements<D>(), 0);
   if (begin(s) == Entry::Refused) {
     fill_own<D>(s);
     return;
   }
-  bool ok = true;
-  if (a.check) {
-    if (dev::block() == 0) ok = exchange_calls(s);
-    ok = !dev::any_in_block(!ok);
-  }
+  bool ok = may_run(s);
   if (ok) ok = run_phases<D, P, HOT, K>(s);
+  end<D>(s, ok, P::REARMS);
+}
+
+// One step of the fused operation: an all-reduce whose tiles are rows, and then every block norms the rows that it has
+// reduced. Until then their sums are in the output, where the last phases may still send from: so no row is normed
+// before all phases of all rows of the block are over. What is read of the input has been read by then as well, so that
+// an output may lie over it.
+template <class D, class P, uint32_t K>
+PL_FN void all_reduce_add_rms_norm(const pl_args& a) {
+  if (a.rows == 0) return;
+  Step s(a, a.width / elements<D>(), a.rows);
+  if (begin(s) == Entry::Refused) {
+    fill_own<D>(s);
+    return;
+  }
+  bool ok = may_run(s);
+  if (ok) ok = run_phases<D, P, true, K>(s);
+  // The barrier in here also puts all threads' parts of the sums before what the norm reads.
+  if (!dev::any_in_block(!ok)) add_rms_norm<D>(a);
   end<D>(s, ok, P::REARMS);
 }
 

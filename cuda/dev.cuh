@@ -13,8 +13,9 @@
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
+//   LANES BATCH sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
 //   local_*, claim, arrive   words of the rank's own memory that its blocks (and its host) share
-//   now_ns pause launch_id
+//   now_ns pause launch_id square_root
 //
 // -DPL_DEV_BACKEND='"file"' replaces the CPU back end by the one in that file.
 #ifndef PEERLANE_DEV_CUH
@@ -115,6 +116,42 @@ PL_FN uint64_t share(uint64_t v) {
   return word;
 }
 
+// The sum of what `use(k, i)` returns for every item i, to all threads, in an order that depends on their number alone:
+// lane l of LANES adds items l, l + LANES, ... in turn; within each 32 lanes the sums are combined at distances 16, 8,
+// 4, 2, 1, then the eight groups at 4, 2, 1. BATCH calls of `load(k, i)`, k below BATCH, come before the `use(k, i)` of
+// the same items, so that their loads are in flight together. blockDim is a multiple of 32.
+constexpr uint32_t LANES = 256, BATCH = 4;
+template <class Load, class Use>
+PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
+  constexpr uint32_t GROUPS = LANES / 32;
+  __shared__ float groups[GROUPS];
+  PL_ROLL
+  for (uint32_t lane = threadIdx.x; lane < LANES; lane += blockDim.x) {
+    float x = 0;
+    PL_ROLL
+    for (uint32_t first = lane; first < items; first += LANES * BATCH) {
+      PL_EACH
+      for (uint32_t k = 0; k < BATCH; ++k)
+        if (first + k * LANES < items) load(k, first + k * LANES);
+      PL_EACH
+      for (uint32_t k = 0; k < BATCH; ++k)
+        if (first + k * LANES < items) x += use(k, first + k * LANES);
+    }
+    PL_EACH
+    for (uint32_t d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+    if (lane % 32 == 0) groups[lane / 32] = x;
+  }
+  __syncthreads();
+  float x[GROUPS];
+  PL_EACH
+  for (uint32_t g = 0; g < GROUPS; ++g) x[g] = groups[g];
+  __syncthreads();  // the next sum writes there
+  PL_EACH
+  for (uint32_t d = GROUPS / 2; d > 0; d /= 2) PL_EACH
+  for (uint32_t g = 0; g < d; ++g) x[g] += x[g + d];
+  return x[0];
+}
+
 // The abort word is also written by the host, so its loads have system scope.
 PL_FN uint32_t local_load32(const uint32_t* p) {
   uint32_t v;
@@ -171,6 +208,13 @@ PL_FN uint64_t launch_id(const pl_args&) {
 }
 
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
+
+// Rounded to nearest, as IEEE 754 demands and every CPU does; the approximation (rsqrt) is a GPU's own.
+PL_FN float square_root(float x) {
+  float r;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
 
 PL_FN float half_up(uint16_t h) {
   float f;
@@ -358,6 +402,23 @@ PL_FN void sync_block() {}
 PL_FN bool any_in_block(bool x) { return x; }
 PL_FN uint64_t share(uint64_t v) { return v; }
 
+// The same sum as on a GPU. Items come in order, which is each lane's order too.
+constexpr uint32_t LANES = 256, BATCH = 1;
+template <class Load, class Use>
+PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
+  float x[LANES] = {};
+  for (uint32_t i = 0; i < items; ++i) {
+    load(0, i);
+    x[i % LANES] += use(0, i);
+  }
+  for (uint32_t d = 16; d > 0; d /= 2)
+    for (uint32_t g = 0; g < LANES; g += 32)
+      for (uint32_t l = g; l < g + d; ++l) x[l] += x[l + d];
+  for (uint32_t d = LANES / 2; d >= 32; d /= 2)
+    for (uint32_t g = 0; g < d; g += 32) x[g] += x[g + d];
+  return x[0];
+}
+
 PL_FN uint32_t local_load32(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 PL_FN void local_store32(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 PL_FN uint64_t local_load64(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
@@ -390,6 +451,11 @@ PL_FN void pause(uint32_t yield) {
 PL_FN uint64_t launch_id(const pl_args& a) { return a.launch; }
 
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
+#if defined(__x86_64__)
+PL_FN float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+#else
+PL_FN float square_root(float x) { return __builtin_sqrtf(x); }
+#endif
 
 // The caller's thread may flush subnormals to zero or round another way (-ffast-math sets that for a whole process);
 // the ranks' bits must not depend on it.

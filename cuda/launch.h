@@ -4,7 +4,8 @@
  * GPU as a `const __grid_constant__` argument, so that a run-time index does not put the struct on the stack.
  *
  * Units: a *pack* is 16 bytes of the caller's data type (the last one of a message may be short). A *tile* is the
- * message of one step, cut into *pieces* at whole packs; a *chunk* is a run of `chunk_packs` packs of a piece.
+ * message of one step, cut into *pieces* at whole packs; a *chunk* is a run of `chunk_packs` packs of a piece. In the
+ * fused add + RMSNorm a tile is one row, a step has many, and a chunk is what a piece has of one row.
  */
 #ifndef PEERLANE_LAUNCH_H
 #define PEERLANE_LAUNCH_H
@@ -111,8 +112,9 @@ typedef struct {
 typedef struct {
   uint64_t count;
   uint32_t dtype, op, algo, proto;
-  uint64_t call; /* the host's number of the call on this channel */
-  uint64_t tag;  /* the epoch once the rest can be read */
+  uint64_t width; /* elements of a row of the fused add + RMSNorm; 0 for an all-reduce alone */
+  uint64_t call;  /* the host's number of the call on this channel */
+  uint64_t tag;   /* the epoch once the rest can be read */
 } pl_call;
 
 /* One per communicator and rank, in the rank's own memory. Sticky: never cleared. */
@@ -177,6 +179,13 @@ typedef struct {
   uint32_t check;       /* 1: exchange and compare pl_call first */
   uint32_t yield;       /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
   uint32_t host_staged; /* 1: this rank's slab is host memory that a peer device writes; see cuda/step.cuh */
+  /* Add + RMSNorm, see cuda/add_rms_norm.cuh: rows of `width` elements (a multiple of 8), count = rows * width, and
+   * `output` is the normed one. An all-reduce alone has 0 rows. */
+  uint64_t rows, width;
+  const void* residual;
+  const void* gamma; /* `width` elements */
+  void* residual_out;
+  float eps, weight_bias;
 } pl_args;
 
 #endif

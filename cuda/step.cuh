@@ -15,7 +15,7 @@ PL_FN uint64_t valid_epoch(uint64_t e) { return uint32_t(e) == 0 ? e + 2 : e; }
 
 // Fields of a mismatch, as bits of the record's `phase` (a mismatch is found before the first phase).
 constexpr uint32_t DIFFERS_COUNT = 1, DIFFERS_DTYPE = 2, DIFFERS_OP = 4, DIFFERS_ALGO = 8, DIFFERS_PROTO = 16,
-                   DIFFERS_CALL = 32;
+                   DIFFERS_CALL = 32, DIFFERS_WIDTH = 128;  // 64: see wait.cuh
 
 PL_FN pl_call* call_slot(const Step& s, uint32_t at, uint32_t of) {
   return reinterpret_cast<pl_call*>(slab(s, at) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + of;
@@ -35,6 +35,7 @@ PL_FN bool exchange_calls(Step& s) {
     dev::post_64(&c->count, s.a.count);
     dev::post_64(&c->dtype, types);
     dev::post_64(&c->algo, path);
+    dev::post_64(&c->width, s.a.width);
     dev::post_64(&c->call, s.a.call);
     dev::flag_release(&c->tag, s.epoch);
   }
@@ -53,6 +54,7 @@ PL_FN bool exchange_calls(Step& s) {
     if (uint32_t(y)) s.differs |= DIFFERS_ALGO;
     if (y >> 32) s.differs |= DIFFERS_PROTO;
     if (dev::poll_64(&c->call) != s.a.call) s.differs |= DIFFERS_CALL;
+    if (dev::poll_64(&c->width) != s.a.width) s.differs |= DIFFERS_WIDTH;
     if (s.differs) {
       s.reason = PL_REASON_MISMATCH;
       s.peer = p;
@@ -121,17 +123,21 @@ PL_FN void clear_old_tags(const Step& s) {
 template <class D>
 PL_FN void fill_range(const Step& s, const Range& r) {
   each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
-    dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
     const uint32_t n = extent<D>(span);
-    PL_UNROLL
-    for (uint32_t i = 0; i < n; ++i) out.set(i, D::FAILED);
-    out.flush();
+    PL_ROLL
+    for (uint32_t k = 0; k < (s.rows ? 2 : 1); ++k) {  // rows have two outputs
+      char* to = k == 0 ? output_at(s, span.in_tile) : residual_out_at(s, span.in_tile);
+      dev::Out<typename D::T> out(to, span.bytes);
+      PL_UNROLL
+      for (uint32_t i = 0; i < n; ++i) out.set(i, D::FAILED);
+      out.flush();
+    }
     return true;
   });
 }
 
-// NaN (integers: zero) over the packs of this block. Not over more: with input == output another block may still be
-// sending from there, and its peers would take the fill for data.
+// NaN (integers: zero) over the packs of this block. Not over more: where an output is the input another block may
+// still be sending from there, and its peers would take the fill for data.
 template <class D>
 PL_FN void fill_own(const Step& s) {
   PL_ROLL
@@ -165,7 +171,7 @@ PL_FN void end(Step& s, bool ok, bool rearmed) {
   if (last == 2 && dev::blocks() > 1) {
     Range all;
     all.piece0 = all.first = 0;
-    all.last = s.packs;
+    all.last = s.rows ? s.rows * s.packs : s.packs;
     fill_range<D>(s, all);
   }
   if (dev::tid() == 0) {

@@ -11,6 +11,7 @@ struct Step {
   const pl_args& a;
   uint64_t epoch;
   uint64_t packs;    // of the tile
+  uint64_t rows;     // tiles of the step if they are rows; 0: the tile is the whole message
   uint64_t chunks;   // an upper bound of the chunks of any piece
   uint64_t whole;    // packs / cut_den
   uint32_t rest;     // packs % cut_den
@@ -19,10 +20,14 @@ struct Step {
   uint32_t peer;     // whom the verdict is about
   uint32_t differs;  // of a mismatch: a bit per field, see step.cuh
 
-  PL_FN Step(const pl_args& args, uint64_t tile_packs)
-      : a(args), epoch(0), packs(tile_packs), phase(0), reason(0), peer(0), differs(0) {
+  PL_FN Step(const pl_args& args, uint64_t tile_packs, uint64_t tile_rows)
+      : a(args), epoch(0), packs(tile_packs), rows(tile_rows), phase(0), reason(0), peer(0), differs(0) {
     whole = packs / a.table.cut_den;
     rest = uint32_t(packs % a.table.cut_den);
+    if (rows) {
+      chunks = rows;
+      return;
+    }
     uint32_t widest = 0;
     PL_ROLL
     for (uint32_t p = 0; p < a.table.pieces; ++p) {
@@ -55,6 +60,15 @@ PL_FN uint64_t cut(const Step& s, uint32_t p) {
 
 PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
   Range r;
+  if (s.rows) {
+    // Chunk k is all that the piece has of row k. A slot holds the piece's packs of one row after another; in the
+    // message they lie a row apart. `piece0` may wrap around on the way, its sum with a pack of the chunk does not.
+    const uint64_t start = cut(s, piece), size = cut(s, piece + 1) - start;
+    r.first = chunk * size;
+    r.last = r.first + size;
+    r.piece0 = chunk * s.packs + start - r.first;
+    return r;
+  }
   r.piece0 = cut(s, piece);
   const uint64_t size = cut(s, piece + 1) - r.piece0;
   r.first = chunk * s.a.chunk_packs;
@@ -62,9 +76,9 @@ PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
   return r;
 }
 
-// Pack j of a piece belongs to the same thread in every phase: block b takes chunks b, b + blocks, ..., its threads
-// take turns inside. So what a phase reads of the scratch or the output was written by the same thread, and phases need
-// no synchronisation among threads.
+// Pack j of a piece belongs to the same thread in every phase: block b takes chunks (or rows) b, b + blocks, ..., its
+// threads take turns inside. So what a phase reads of the scratch or the output was written by the same thread, and
+// phases need no synchronisation among threads.
 template <class D, class F>
 PL_FN bool each_span(const Step& s, const Range& r, uint32_t width, F f) {
   constexpr uint32_t E = elements<D>();
@@ -114,6 +128,9 @@ PL_FN const char* input_at(const Step& s, uint64_t pack) {
   return static_cast<const char*>(s.a.input) + pack * PL_PACK_BYTES;
 }
 PL_FN char* output_at(const Step& s, uint64_t pack) { return static_cast<char*>(s.a.output) + pack * PL_PACK_BYTES; }
+PL_FN char* residual_out_at(const Step& s, uint64_t pack) {
+  return static_cast<char*>(s.a.residual_out) + pack * PL_PACK_BYTES;
+}
 template <class D>
 PL_FN char* partial_at(const Step& s, uint64_t pack) {
   return static_cast<char*>(s.a.partial) + pack * partial_pack_bytes<D>();

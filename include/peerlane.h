@@ -258,6 +258,44 @@ peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, voi
 peerlane_status peerlane_all_reduce_channel(peerlane_comm_t comm, const void* input, void* output, size_t count,
                                             peerlane_dtype dtype, peerlane_op op, void* stream, int channel);
 
+/* ---- all-reduce with residual add and RMSNorm ---- */
+
+/* The arguments of peerlane_all_reduce_add_rms_norm. Zero the struct, then set `size` and what you need. Matrices are
+ * row-major, `rows` x `width` elements of `dtype`, aligned to an element; on GPUs they are device memory. Outputs may
+ * lie over inputs in these ways and no other: `normed` over `input`; `residual_out` over `residual`, or over `input` if
+ * `normed` is elsewhere. */
+typedef struct {
+  size_t size;          /* bytes of this struct; set by the caller */
+  const void* input;    /* summed over the ranks */
+  const void* residual; /* added to the sum */
+  const void* gamma;    /* `width` weights */
+  void* normed;         /* the normed rows */
+  void* residual_out;   /* sum plus residual: the next layer's residual */
+  size_t rows;          /* any number; with 0 the call is empty and pointers may be NULL */
+  size_t width;         /* a multiple of 8, up to 2^24 */
+  peerlane_dtype dtype; /* FLOAT16 or BFLOAT16 */
+  float eps;            /* added to the mean of the squares; not negative */
+  float weight_bias;    /* added to each weight: 1 for models that store gamma less one, else 0 */
+  int32_t unfused;      /* 0: one kernel does all of it; 1: an all-reduce into `normed`, then a kernel that norms */
+} peerlane_add_rms_norm;
+
+/* All-reduce, residual add and RMSNorm in one. With s the sum that peerlane_all_reduce would give, rounded to `dtype`:
+ *
+ *   residual_out = round(s + residual)
+ *   normed       = round(residual_out * (1 / sqrt(mean(residual_out^2) + eps)) * (gamma + weight_bias))
+ *
+ * round() is to `dtype`, all else is fp32; the mean is over the rounded residual_out of a row, summed in an order that
+ * the width alone decides. Ranks with the same residual and gamma get the same bits, fused or not, on GPUs and CPUs.
+ * All ranks must call it with the same rows, width, dtype and `unfused`.
+ *
+ * Streams, groups and errors are as for peerlane_all_reduce, channels (-1, or 0 to 3) as for
+ * peerlane_all_reduce_channel. After a failure of the communicator both outputs hold NaN wherever the result is not
+ * known. With `residual_out` over `residual` the old residual is then lost: keep a copy to go on with a new
+ * communicator. A fused row that does not fit the slab is PEERLANE_ERROR_UNSUPPORTED; unfused there is no such limit.
+ */
+peerlane_status peerlane_all_reduce_add_rms_norm(peerlane_comm_t comm, const peerlane_add_rms_norm* arguments,
+                                                 void* stream, int channel);
+
 /* ---- groups ---- */
 
 /* Opens a group on this thread: creations and all-reduces are noted until the outermost peerlane_group_end, so that no

@@ -186,6 +186,7 @@ pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn env(pairs: &[(&str, &str)]) -> Result<Env> {
         let pairs: Vec<_> = pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
@@ -244,6 +245,21 @@ mod tests {
         ] {
             let error = env(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_value_is_refused_by_name_or_taken(
+            name in prop::sample::select(vec![
+                "ISLANDS", "SLAB", "DEADLINE", "SETUP_DEADLINE", "ALGO", "PROTO", "DIRECTION", "CHECK", "DEVICE", "LANE",
+            ]),
+            value in "[0-9]{0,20}[.eEkKmMgG-]?[0-9]{0,3}|(cuda|cpu)?:?[0-9]{0,12}|.{0,20}",
+        ) {
+            let name = format!("PEERLANE_{name}");
+            if let Err(error) = env(&[(&name, &value)]) {
+                prop_assert!(error.to_string().contains(&name), "{}", error);
+            }
         }
     }
 }

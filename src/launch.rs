@@ -203,20 +203,22 @@ pub struct pl_call {
     pub op: u32,
     pub algo: u32,
     pub proto: u32,
+    pub width: u64,
     pub call: u64,
     pub tag: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_call"][::std::mem::size_of::<pl_call>() - 40usize];
+    ["Size of pl_call"][::std::mem::size_of::<pl_call>() - 48usize];
     ["Alignment of pl_call"][::std::mem::align_of::<pl_call>() - 8usize];
     ["Offset of field: pl_call::count"][::std::mem::offset_of!(pl_call, count) - 0usize];
     ["Offset of field: pl_call::dtype"][::std::mem::offset_of!(pl_call, dtype) - 8usize];
     ["Offset of field: pl_call::op"][::std::mem::offset_of!(pl_call, op) - 12usize];
     ["Offset of field: pl_call::algo"][::std::mem::offset_of!(pl_call, algo) - 16usize];
     ["Offset of field: pl_call::proto"][::std::mem::offset_of!(pl_call, proto) - 20usize];
-    ["Offset of field: pl_call::call"][::std::mem::offset_of!(pl_call, call) - 24usize];
-    ["Offset of field: pl_call::tag"][::std::mem::offset_of!(pl_call, tag) - 32usize];
+    ["Offset of field: pl_call::width"][::std::mem::offset_of!(pl_call, width) - 24usize];
+    ["Offset of field: pl_call::call"][::std::mem::offset_of!(pl_call, call) - 32usize];
+    ["Offset of field: pl_call::tag"][::std::mem::offset_of!(pl_call, tag) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -330,10 +332,17 @@ pub struct pl_args {
     pub check: u32,
     pub yield_: u32,
     pub host_staged: u32,
+    pub rows: u64,
+    pub width: u64,
+    pub residual: *const ::std::os::raw::c_void,
+    pub gamma: *const ::std::os::raw::c_void,
+    pub residual_out: *mut ::std::os::raw::c_void,
+    pub eps: f32,
+    pub weight_bias: f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2480usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2528usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
     ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
@@ -360,4 +369,13 @@ const _: () = {
     ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2472usize];
     ["Offset of field: pl_args::host_staged"]
         [::std::mem::offset_of!(pl_args, host_staged) - 2476usize];
+    ["Offset of field: pl_args::rows"][::std::mem::offset_of!(pl_args, rows) - 2480usize];
+    ["Offset of field: pl_args::width"][::std::mem::offset_of!(pl_args, width) - 2488usize];
+    ["Offset of field: pl_args::residual"][::std::mem::offset_of!(pl_args, residual) - 2496usize];
+    ["Offset of field: pl_args::gamma"][::std::mem::offset_of!(pl_args, gamma) - 2504usize];
+    ["Offset of field: pl_args::residual_out"]
+        [::std::mem::offset_of!(pl_args, residual_out) - 2512usize];
+    ["Offset of field: pl_args::eps"][::std::mem::offset_of!(pl_args, eps) - 2520usize];
+    ["Offset of field: pl_args::weight_bias"]
+        [::std::mem::offset_of!(pl_args, weight_bias) - 2524usize];
 };

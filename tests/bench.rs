@@ -128,12 +128,12 @@ fn a_killed_rank_is_named_and_the_run_fails() {
     unsafe { libc::kill(ranks[2], libc::SIGKILL) };
     let start = Instant::now();
     let output = child.wait_with_output().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "it took {:?}", start.elapsed());
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("rank 2 was killed by signal 9"), "{error}");
     assert_eq!(error.lines().count(), 1, "one clear line: {error}");
-    all_end_within(&ranks, Duration::from_secs(2));
+    all_end_within(&ranks, Duration::from_secs(10));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn an_interrupted_run_leaves_no_process_behind() {
         // SAFETY: a signal to this test's own child, which has not been waited for.
         unsafe { libc::kill(child.id() as i32, signal) };
         assert!(!child.wait().unwrap().success());
-        all_end_within(&ranks, Duration::from_secs(5));
+        all_end_within(&ranks, Duration::from_secs(10));
     }
 }
 

@@ -117,6 +117,7 @@ fn a_kernel_that_reduces_nothing_fails_the_run() {
         ("idle-eager", "", "FAILED"),
         ("idle-graph", "-G 1", "FAILED"),
         ("idle-between", &foreign, "FAILED"),
+        ("idle-fused", "--fused --width 64", "FAILED"),
     ] {
         let broken = kernels_that_do_nothing();
         let env = with(&[("FAKECUDA_KERNEL_MAP", &broken)]);
@@ -125,6 +126,34 @@ fn a_kernel_that_reduces_nothing_fails_the_run() {
         let output = run(name, &line, &env);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output));
         assert!(text(&output).contains(expected), "{}", text(&output));
+    }
+}
+
+#[test]
+fn the_fused_operation_is_measured_and_checked_beside_its_unfused_twin() {
+    let foreign = format!("--between --foreign-kernel {}", fatbin().display());
+    for (name, how) in [
+        ("fused-eager", ""),
+        ("fused-graph", "-G 2"),
+        ("fused-processes", "-G 2 --processes"),
+        ("fused-between", foreign.as_str()),
+    ] {
+        let line = format!(
+            "--device cuda --ranks 3 --ranks-per-gpu 3 --fused --width 264 -b 528 -e 4224 -f 8 -d half,bfloat16 -n 3 --batches 3 \
+             -c 2 {how}"
+        );
+        let (report, printed) = measured_with(name, &line, &fake());
+        figures_are_there(&report, 4);
+        assert!(
+            printed.contains("residual add and RMSNorm in one kernel, rows of 264"),
+            "{printed}"
+        );
+        for row in rows(&report) {
+            assert_eq!(
+                (&row["rival"]["name"], &row["rival"]["wrong"]),
+                (&"unfused".into(), &0.into())
+            );
+        }
     }
 }
 

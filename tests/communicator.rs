@@ -198,12 +198,13 @@ fn abort_ends_every_wait_with_the_same_error() {
         error
     });
     assert_eq!(errors, vec![Error::Aborted { rank: 2 }; 4]);
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < config(1).deadline / 3, "not by the deadline");
 }
 
 #[test]
 fn a_rank_that_never_calls_is_named_at_the_deadline() {
-    let config = Config { deadline: Duration::from_millis(300), ..config(3) };
+    // Long enough that a busy machine gets rank 2 into its call: else it is the one that is named.
+    let config = Config { deadline: Duration::from_secs(2), ..config(3) };
     let errors = on_ranks(Communicator::create_local(3, &config).unwrap(), |comm| {
         if comm.rank() == 1 {
             while comm.error().is_none() {
@@ -307,5 +308,5 @@ fn a_call_after_a_rank_has_left_fails_at_once_and_names_it() {
         error
     });
     assert_eq!(errors, vec![Error::RankLeft { rank: 1 }; 3]);
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < config(1).deadline / 3, "not by the deadline");
 }

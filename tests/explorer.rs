@@ -9,7 +9,7 @@
 mod cases;
 mod common;
 
-use cases::{boxes, plain_plan, plan, Random, Runner, Way, WAYS};
+use cases::{boxes, fused_plan, plain_plan, plan, Random, Runner, Way, WAYS};
 use peerlane::{Algorithm, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -73,6 +73,54 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
         cases as f64 / seconds
     );
     assert_eq!(cases, cells.len() as u64 * (last - first));
+}
+
+/// Fused steps and all-reduces on one channel: rows in flight at once, several per block, outputs over inputs.
+#[test]
+fn fused_rows_are_right_on_a_hostile_fabric() {
+    let boxes = boxes();
+    let only = number("PL_EXPLORER_SEED");
+    let seeds = number("PL_EXPLORER_SEEDS").unwrap_or(400);
+    let (first, last) = only.map_or((0, seeds), |s| (s, s + 1));
+    let cells: Vec<(Algorithm, Way)> =
+        Algorithm::ALL.iter().flat_map(|&a| WAYS.map(|w| (a, w))).collect();
+    let (cases, steps) = (AtomicU64::new(0), AtomicU64::new(0));
+    in_parallel(&cells, |runner, &(algorithm, way)| {
+        for seed in first..last {
+            let plan = fused_plan(&boxes, algorithm, way, seed);
+            if let Some(complaint) = runner.run(&plan).complaint() {
+                panic!("{}: {complaint}\nreplay: PL_EXPLORER_SEED={seed}", plan.name);
+            }
+            cases.fetch_add(1, Ordering::Relaxed);
+            let fused = plan.steps.iter().filter(|step| step.norm.is_some()).count();
+            steps.fetch_add(fused as u64, Ordering::Relaxed);
+        }
+    });
+    let steps = steps.into_inner();
+    println!("{} seeds, {steps} fused steps", cases.into_inner());
+    assert!(steps >= (last - first) * cells.len() as u64);
+}
+
+/// A lost write in a fused step: both outputs are filled, and never hold what could be taken for a result.
+#[test]
+fn a_write_lost_in_a_fused_step_is_a_deadline() {
+    let boxes = boxes();
+    in_parallel(&WAYS[..2], |runner, &way| {
+        let mut ended = 0;
+        for seed in 0..300 {
+            let algorithm = Algorithm::ALL[(seed % 6) as usize];
+            let mut plan = fused_plan(&boxes, algorithm, way, seed);
+            plan.host_staged = false;
+            let writes = runner.run(&plan).outcome.writes;
+            plan.drop_at = 1 + Random(seed).below(writes) as u32;
+            let verdict = runner.run(&plan);
+            let at = format!("{}, write {} of {writes} lost, seed {seed}", plan.name, plan.drop_at);
+            assert_eq!((verdict.outcome.stuck, &verdict.wrong), (0, &None), "{at}");
+            ended += u32::from(verdict.gave_up());
+        }
+        println!("{} {}: {ended} deadlines", way.0, way.1);
+        assert!(ended > 270);
+    });
 }
 
 #[test]

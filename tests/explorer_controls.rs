@@ -9,7 +9,7 @@
 mod cases;
 mod common;
 
-use cases::{boxes, plain_plan, plan, step, Box_, Plan, Random, Runner, Way, WAYS};
+use cases::{boxes, fused_plan, plain_plan, plan, step, Box_, Plan, Random, Runner, Way, WAYS};
 use common::world::mix;
 use explorer::control;
 use peerlane::launch::*;
@@ -48,6 +48,18 @@ fn caught(name: &str, within: u64, plan_of: impl Fn(u64) -> Plan, sabotage: impl
 /// The plans of any schedule over this way.
 fn any(boxes: &[Box_], way: Way) -> impl Fn(u64) -> Plan + '_ {
     move |seed| plan(boxes, any_algorithm(seed), way, seed)
+}
+
+/// A thread that norms a row before the others have added their lanes takes an old sum of squares.
+#[test]
+fn lanes_must_meet_before_their_sum() {
+    let boxes = boxes();
+    let plan_of = |seed| {
+        let mut plan = fused_plan(&boxes, any_algorithm(seed), LL, seed);
+        (plan.blocks, plan.threads, plan.cpu_shape) = (1, 2, false);
+        plan
+    };
+    caught("no barrier between lanes", 60, plan_of, |p| p.control = control::NO_BARRIER);
 }
 
 #[test]

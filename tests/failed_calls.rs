@@ -15,7 +15,7 @@ use ranks::{config, data, expected, on_ranks, sum, sum_in_place};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 fn all_nan(output: &[f32]) -> bool {
     !output.is_empty() && output.iter().all(|v| v.to_bits() == 0x7fff_ffff)
@@ -131,7 +131,8 @@ fn a_call_that_fails_between_its_steps_keeps_what_is_done_and_fills_the_rest() {
     ] {
         // Where nobody speaks up only the deadline ends the wait.
         let deadline = match then {
-            Then::Nothing => Duration::from_millis(300),
+            // After rank 1 has come as far as it is meant to, on a busy machine too.
+            Then::Nothing => Duration::from_secs(1),
             _ => config.deadline,
         };
         let config = Config { deadline, ..config.clone() };

@@ -193,25 +193,37 @@ impl Drop for Ranks {
     }
 }
 
-/// What this library might leave behind, beside its run directory, which is this test's own.
-fn lasting() -> BTreeSet<PathBuf> {
+/// Names in the places for files that outlive a process, beside the run directory, which is checked after every round.
+fn names() -> BTreeSet<PathBuf> {
     let entries = ["/dev/shm", "/tmp"].map(|dir| std::fs::read_dir(dir).unwrap());
-    let paths = entries.into_iter().flatten().map(|entry| entry.unwrap().path());
-    paths.filter(|path| path.to_string_lossy().contains("peerlane")).collect()
+    entries.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// What these processes have left behind since there were the names `before`. Others on the machine use the library
+/// too, so a name counts that holds the number of one of the processes.
+fn left_behind(before: &BTreeSet<PathBuf>, pids: &BTreeSet<u32>) -> Vec<PathBuf> {
+    let is_theirs = |path: &PathBuf| {
+        let name = path.to_string_lossy();
+        let mut numbers = name.split(|c: char| !c.is_ascii_digit());
+        numbers.any(|number| number.parse().is_ok_and(|pid| pids.contains(&pid)))
+    };
+    names().difference(before).filter(|path| is_theirs(path)).cloned().collect()
 }
 
 /// A round: these processes, of which the one numbered `victim` ends in the way that `end` says. How long it took
-/// the slowest survivor to learn of it, by its own clock, and what the survivors say.
+/// the slowest survivor to learn of it, by its own clock, and what the survivors say. Their numbers go into `pids`.
 fn round(
     dir: &Dir,
     processes: &[&[usize]],
     victim: usize,
     leaver: usize,
     here: &str,
+    pids: &mut BTreeSet<u32>,
     end: impl FnOnce(&mut Ranks) -> u128,
 ) -> (Duration, BTreeSet<String>) {
     let id = UniqueId::in_dir(Some(&dir.0)).unwrap();
     let mut all: Vec<_> = processes.iter().map(|p| Ranks::start(&id, p, leaver)).collect();
+    pids.extend(all.iter().map(|process| process.child.id()));
     for process in &all {
         for _ in &process.ranks {
             let names = process.hear("works", here);
@@ -241,14 +253,14 @@ fn kill_rounds(name: &str, processes: &[&[usize]], seed: u64) {
     let rounds: u64 = from_env("PL_TEST_ROUNDS").unwrap_or(20);
     let mut random = Random(from_env("PL_TEST_SEED").unwrap_or(seed).max(1));
     let dir = Dir::new(name);
-    let before = lasting();
+    let (before, mut pids) = (names(), BTreeSet::new());
     let mut slowest = Duration::ZERO;
     for round_number in 0..rounds {
         let state = random.0;
         let victim = random.below(processes.len() as u64) as usize;
         let delay = Duration::from_micros(random.below(20_000));
         let here = format!("round {round_number}, PL_TEST_SEED={state}: {victim} after {delay:?}");
-        let (took, said) = round(&dir, processes, victim, N, &here, |dead| {
+        let (took, said) = round(&dir, processes, victim, N, &here, &mut pids, |dead| {
             std::thread::sleep(delay);
             let now = clock();
             dead.child.kill().unwrap();
@@ -259,7 +271,7 @@ fn kill_rounds(name: &str, processes: &[&[usize]], seed: u64) {
         assert!(took < AT_ONCE, "{here}: {took:?}");
         slowest = slowest.max(took);
     }
-    let left: Vec<_> = lasting().difference(&before).cloned().collect();
+    let left = left_behind(&before, &pids);
     assert!(left.is_empty(), "left behind: {left:?}");
     println!("{name}: {rounds} kills, the slowest survivor knew within {slowest:?}");
 }
@@ -280,7 +292,15 @@ fn a_rank_that_leaves_is_not_taken_for_dead() {
     let dir = Dir::new("leaves");
     for (processes, leaver) in [([&[0][..], &[1], &[2], &[3]], 2), ([&[0], &[1], &[2], &[3]], 0)] {
         let here = format!("rank {leaver} leaves");
-        let (_, said) = round(&dir, &processes, leaver, leaver, &here, |_| clock());
+        let (before, mut pids) = (names(), BTreeSet::new());
+        let (_, said) = round(&dir, &processes, leaver, leaver, &here, &mut pids, |_| clock());
+        assert!(left_behind(&before, &pids).is_empty());
+        // Control: a file that one of them might have left is seen.
+        let planted = PathBuf::from(format!("/tmp/pl-planted-{}", pids.first().unwrap()));
+        std::fs::write(&planted, "").unwrap();
+        let seen = left_behind(&before, &pids);
+        std::fs::remove_file(&planted).unwrap();
+        assert_eq!(seen, [planted]);
         let rank = leaver as u32;
         assert_eq!(said, BTreeSet::from([Error::RankLeft { rank }.to_string()]));
     }

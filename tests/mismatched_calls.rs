@@ -129,7 +129,7 @@ fn flagged_calls_that_differ_fail_at_once_on_all_ranks_and_nobody_gets_a_sum() {
         for (kind, theirs, ours) in KINDS {
             let begun = Instant::now();
             let all = differing(&config, n, theirs, ours);
-            assert!(begun.elapsed() < Duration::from_secs(20), "{kind}: not by the deadline");
+            assert!(begun.elapsed() < Duration::from_secs(40), "{kind}: not by the deadline");
             for (rank, (output, error)) in all.iter().enumerate() {
                 let made = if rank == 1 { ours } else { theirs };
                 assert!(is_filled(output, made.dtype), "{kind}, rank {rank} of {n}: {error}");
@@ -194,7 +194,8 @@ fn ll_and_sentinel_end_at_the_deadline_or_need_check() {
     for protocol in [Protocol::Ll, Protocol::Sentinel] {
         let config = Config {
             protocol: Some(protocol),
-            deadline: Duration::from_millis(300),
+            // The calls before, and those that are to succeed, must make it on a busy machine.
+            deadline: Duration::from_millis(1500),
             ..flagged(2, Algorithm::TwoShot, Direction::Push)
         };
         let (theirs, ours) = (made(100, DType::F32, Op::Sum), made(200, DType::F32, Op::Sum));

@@ -1,8 +1,9 @@
 //! ThreadSanitizer over `flagged`, whose data is plain memory: the flags must order every access to it. Each schedule,
 //! push and pull, is free of races; with the order spoilt in one of four ways, races are seen.
 //!
-//! AddressSanitizer and UndefinedBehaviorSanitizer watch the same runs, `ll` too, over buffers of exactly the call's size.
-//! In `ll` and `sentinel` every access is atomic, so ThreadSanitizer sees nothing there; that is the explorer's part.
+//! AddressSanitizer and UndefinedBehaviorSanitizer watch every protocol, over odd counts in buffers of exactly the call's
+//! size that begin anywhere. In `ll` and `sentinel` every access is atomic, so ThreadSanitizer sees nothing there; that is
+//! the explorer's part.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +12,7 @@ mod common;
 use common::partitions::islands;
 use peerlane::launch::pl_table;
 use peerlane::schedule::{build, exists};
-use peerlane::{Algorithm, Direction, Protocol};
+use peerlane::{Algorithm, DType, Direction, Protocol};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,19 +55,38 @@ fn compile(name: &str, sanitizers: &str, spoil: &[&str]) -> PathBuf {
     program
 }
 
-/// Every schedule over these ranks, changed by `change`.
-fn cases(
+/// What the ranks call; the fields of `Case` in `tests/sanitizers/ranks.cpp`.
+#[derive(Clone, Copy, Debug)]
+struct Calls {
+    steps: u32,
     protocol: Protocol,
-    direction: Direction,
     one_half: bool,
-    change: impl Fn(&mut pl_table),
-) -> Vec<u8> {
+    dtype: DType,
+    /// Bytes between an aligned address and a buffer.
+    shift: u32,
+    /// Bytes that a buffer is short of what the call says.
+    missing: u32,
+}
+
+const FLAGGED: Calls = Calls {
+    steps: 12,
+    protocol: Protocol::Flagged,
+    one_half: false,
+    dtype: DType::I32,
+    shift: 0,
+    missing: 0,
+};
+
+/// Every schedule over these ranks, changed by `change`.
+fn cases(calls: Calls, direction: Direction, change: impl Fn(&mut pl_table)) -> Vec<u8> {
     let mut bytes = Vec::new();
     for sizes in [&[2][..], &[2, 1], &[2, 2], &[1, 2, 2]] {
         let n = sizes.iter().sum();
         let partition = islands(sizes, &(0..n).collect::<Vec<_>>());
         for &algorithm in Algorithm::ALL.iter().filter(|&&a| exists(a, &partition)) {
-            for word in [n as u32, 12, protocol as u32, one_half.into()] {
+            let Calls { steps, protocol, one_half, dtype, shift, missing } = calls;
+            let one_half = one_half.into();
+            for word in [n as u32, steps, protocol as u32, one_half, dtype as u32, shift, missing] {
                 bytes.extend(word.to_ne_bytes());
             }
             for mut table in build(algorithm, &partition).unwrap().tables(direction).unwrap() {
@@ -93,7 +113,7 @@ fn run(
     change: impl Fn(&mut pl_table),
 ) -> (i32, String) {
     let file = program.with_extension(format!("{direction}-{one_half}"));
-    std::fs::write(&file, cases(Protocol::Flagged, direction, one_half, change)).unwrap();
+    std::fs::write(&file, cases(Calls { one_half, ..FLAGGED }, direction, change)).unwrap();
     let out = Command::new(program)
         .arg(&file)
         .env("TSAN_OPTIONS", format!("exitcode={RACE} halt_on_error=1 report_signal_unsafe=0"))
@@ -156,27 +176,39 @@ fn a_flag_that_is_not_acquired_is_a_race() {
 #[test]
 fn no_access_is_out_of_bounds_or_undefined() {
     let program = compile("bounds", "address,undefined", &["-fno-sanitize-recover=all"]);
-    let run = |protocol, direction, change: &dyn Fn(&mut pl_table)| {
+    let run = |calls, direction, change: &dyn Fn(&mut pl_table)| {
         let file = program.with_extension("tables");
-        std::fs::write(&file, cases(protocol, direction, false, change)).unwrap();
+        std::fs::write(&file, cases(calls, direction, change)).unwrap();
         let out = Command::new(&program).arg(&file).output().unwrap();
         (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
     };
-    for (protocol, direction) in [
-        (Protocol::Ll, Direction::Push),
-        (Protocol::Flagged, Direction::Push),
-        (Protocol::Flagged, Direction::Pull),
+    let overflows = |calls: Calls, direction, change: &dyn Fn(&mut pl_table)| {
+        let (code, report) = run(calls, direction, change);
+        assert_ne!(code, Some(0), "{calls:?} {direction}");
+        // The kernel's own access, not that of the program around it.
+        for part in ["heap-buffer-overflow", "pl_sanitized_all_reduce"] {
+            assert!(report.contains(part), "{calls:?} {direction}: {report}");
+        }
+    };
+    // A byte, half a word and a word: odd counts end inside a word, inside a pack and between packs.
+    let short = [DType::U8, DType::BF16, DType::I32];
+    for (protocol, direction, dtypes) in [
+        (Protocol::Ll, Direction::Push, &short[..]),
+        (Protocol::Sentinel, Direction::Push, &[DType::BF16, DType::F32]),
+        (Protocol::Flagged, Direction::Push, &short),
+        (Protocol::Flagged, Direction::Pull, &short),
     ] {
-        assert_eq!(
-            run(protocol, direction, &|_| ()),
-            (Some(0), String::new()),
-            "{protocol} {direction}"
-        );
+        for &dtype in dtypes {
+            let calls = Calls { steps: 4, protocol, dtype, ..FLAGGED };
+            for shift in [0, 3] {
+                let calls = Calls { shift, ..calls };
+                let outcome = run(calls, direction, &|_| ());
+                assert_eq!(outcome, (Some(0), String::new()), "{calls:?} {direction}");
+            }
+            // The control: buffers that are one byte short.
+            overflows(Calls { missing: 1, ..calls }, direction, &|_| ());
+        }
     }
-    // The control: pieces that reach beyond the message.
-    let (code, report) = run(Protocol::Flagged, Direction::Push, &|t| {
-        t.cut_num[usize::from(t.pieces)] += 1;
-    });
-    assert_ne!(code, Some(0));
-    assert!(report.contains("AddressSanitizer"), "{report}");
+    // Another: pieces that reach beyond the message.
+    overflows(FLAGGED, Direction::Push, &|t| t.cut_num[usize::from(t.pieces)] += 1);
 }

@@ -1,9 +1,11 @@
-//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|faults|processes]...`, everything
-//! without arguments. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
+//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|fused|faults|processes]...`,
+//! everything without arguments. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
 #![allow(clippy::print_stdout)]
 
 mod faults;
+mod fused;
 mod processes;
+mod rows;
 mod support;
 mod virtual_ranks;
 
@@ -39,6 +41,9 @@ fn main() -> ExitCode {
     let wanted = |part: &str| arguments.is_empty() || arguments.iter().any(|a| a == part);
     if wanted("virtual") {
         virtual_ranks::run();
+    }
+    if wanted("fused") {
+        fused::run();
     }
     if wanted("faults") {
         faults::run();

@@ -5,8 +5,19 @@ use libfuzzer_sys::fuzz_target;
 use peerlane::comm::Config;
 use peerlane::env::Env;
 
-const NAMES: [&str; 8] =
-    ["ISLANDS", "SLAB", "DEADLINE", "SETUP_DEADLINE", "ALGO", "PROTO", "DIRECTION", "CHECK"];
+const NAMES: [&str; 11] = [
+    "ISLANDS",
+    "SLAB",
+    "DEADLINE",
+    "SETUP_DEADLINE",
+    "ALGO",
+    "PROTO",
+    "DIRECTION",
+    "CHECK",
+    "DEVICE",
+    "LANE",
+    "LOG",
+];
 
 fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
@@ -17,6 +28,9 @@ fuzz_target!(|data: &[u8]| {
     };
     match Env::from_lookup(lookup) {
         Ok(env) => drop(Config::from_vars(4, &env)),
-        Err(error) => assert!(error.to_string().contains("PEERLANE_"), "{error}"),
+        Err(error) => {
+            let error = error.to_string();
+            assert!(error.contains("PEERLANE_"), "{error}");
+        }
     }
 });

@@ -11,9 +11,9 @@ use super::wire::{encode, Message, Process, Steps, CHANNELS};
 use crate::error::{Error, Result};
 use crate::thread::Background;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// After a rank's end of file, how long its process may take to be gone entirely. Asked only where the process hosts
@@ -33,8 +33,6 @@ struct Shared {
     stop: Fd,
     stopping: AtomicBool,
     gone: Vec<AtomicBool>,
-    /// The first steps that a rank which said goodbye has not finished.
-    left_before: Vec<OnceLock<Steps>>,
     state: Mutex<State>,
 }
 
@@ -123,7 +121,6 @@ impl Starting {
             stop: self.stop,
             stopping: AtomicBool::new(false),
             gone: peers.iter().map(|_| AtomicBool::new(false)).collect(),
-            left_before: peers.iter().map(|_| OnceLock::new()).collect(),
             state: Mutex::new(State { left: vec![false; peers.len()], peers, failed: None }),
         });
         // The channel has room and the thread holds its other end, so this cannot fail.
@@ -148,14 +145,6 @@ impl Watch {
     /// Whether `rank` has said goodbye or is dead: either way it uses nothing of this rank's any more.
     pub fn gone(&self, rank: usize) -> bool {
         self.shared.is_gone(rank)
-    }
-
-    /// The first steps that `rank` has not finished, if it has said goodbye.
-    pub fn left_before(&self, rank: usize) -> Option<Steps> {
-        // Read after the caller announced a step, while the watching thread writes and then reads what is announced: one of
-        // the two must see the other.
-        fence(Ordering::SeqCst);
-        self.shared.left_before.get(rank)?.get().copied()
     }
 
     /// The first error this rank knows of, whether it came from outside or from [`Watch::tell`].
@@ -275,8 +264,6 @@ impl Watcher<'_> {
                 match peer.link.next(MAX_MESSAGE) {
                     Ok(None) => break false,
                     Ok(Some((Message::Goodbye { steps }, _))) => {
-                        let _ = self.shared.left_before[rank].set(steps);
-                        fence(Ordering::SeqCst);
                         left_now.push((rank, steps));
                         break true;
                     }
@@ -300,7 +287,11 @@ impl Watcher<'_> {
                 self.shared.gone[rank].store(true, Ordering::Release);
             }
         }
-        let missed = left_now.into_iter().find_map(|(rank, steps)| (self.on_goodbye)(rank, steps));
+        // Every goodbye is passed on, also behind one that makes an error.
+        let mut missed = None;
+        for (rank, steps) in left_now {
+            missed = missed.or((self.on_goodbye)(rank, steps));
+        }
         let error = said.or(missed).or_else(|| {
             dead.first().map(|&rank| Error::RankDied { rank: self.culprit(state, rank) as u32 })
         })?;
@@ -332,8 +323,8 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     /// Rank 1's watch over rank 0, which has said `words` while rank 1 was still in set-up and read them along with the
-    /// last message of it. Rank 0's end of the link, and the errors that rank 1 learns of.
-    fn after_set_up(words: &[Message]) -> (Link, Watch, Receiver<Error>) {
+    /// last message of it. Rank 0's end of the link, and the errors and goodbyes that rank 1 learns of.
+    fn after_set_up(words: &[Message]) -> (Link, Watch, Receiver<Error>, Receiver<(usize, Steps)>) {
         let (a, b) = pair().unwrap();
         let (theirs, mut mine) = (Link::new(a.into()), Link::new(b.into()));
         let last = Message::Verdict { stage: "watch".into(), outcome: Ok(Vec::new()) };
@@ -342,36 +333,39 @@ mod tests {
         }
         mine.fill();
         assert_eq!(mine.next(MAX_MESSAGE).unwrap().unwrap().0, last);
-        let (send, receive) = channel();
+        let (send, errors) = channel();
+        let (note, goodbyes) = channel();
+        let on_goodbye = move |rank, steps| {
+            note.send((rank, steps)).unwrap();
+            None
+        };
         let starting =
-            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(|_, _| None)).unwrap();
+            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(on_goodbye)).unwrap();
         let members = vec![Process::current().unwrap(); 2];
         let watch = starting.go(vec![Some(Peer { link: mine, pidfd: None }), None], members);
-        (theirs, watch, receive)
+        (theirs, watch, errors, goodbyes)
     }
 
     #[test]
     fn an_abort_that_came_with_the_last_words_of_set_up_is_seen() {
         let abort = Error::Aborted { rank: 0 };
-        let (_theirs, watch, errors) = after_set_up(&[Message::Failed(abort.clone())]);
+        let (_theirs, watch, errors, _) = after_set_up(&[Message::Failed(abort.clone())]);
         assert_eq!(errors.recv_timeout(SOON).unwrap(), abort);
         assert_eq!(watch.failure(), Some(abort));
         // Control: without it there is nothing to see.
-        let (_theirs, watch, errors) = after_set_up(&[]);
+        let (_theirs, watch, errors, goodbyes) = after_set_up(&[]);
         assert!(errors.recv_timeout(Duration::from_millis(200)).is_err());
+        assert!(goodbyes.try_recv().is_err());
         assert_eq!(watch.failure(), None);
     }
 
     #[test]
     fn a_goodbye_that_came_with_the_last_words_of_set_up_is_seen() {
-        let (theirs, watch, errors) = after_set_up(&[Message::Goodbye { steps: [7; CHANNELS] }]);
+        let words = [Message::Goodbye { steps: [7; CHANNELS] }];
+        let (theirs, watch, errors, goodbyes) = after_set_up(&words);
         drop(theirs);
-        let begun = Instant::now();
-        while !watch.gone(0) {
-            assert!(begun.elapsed() < SOON);
-            std::thread::yield_now();
-        }
-        assert_eq!(watch.left_before(0), Some([7; CHANNELS]));
+        assert_eq!(goodbyes.recv_timeout(SOON).unwrap(), (0, [7; CHANNELS]));
+        assert!(watch.gone(0));
         assert!(errors.try_recv().is_err());
     }
 }

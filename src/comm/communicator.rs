@@ -72,19 +72,8 @@ impl Communicator {
         op: Op,
         stream: Option<&Stream>,
     ) -> Result<()> {
-        let call = Call { input, output, count, dtype, op };
-        let queue = match (stream, &self.inner.engine) {
-            (None, _) => Queue::Default,
-            (Some(stream), Engine::Cpu(_)) => Queue::Cpu(stream),
-            #[cfg(feature = "cuda")]
-            (Some(_), Engine::Cuda(_)) => {
-                return Err(Error::InvalidArgument(
-                    "a stream of the CPU device for a communicator on a GPU; pass a CUstream"
-                        .into(),
-                ))
-            }
-        };
-        self.call(&call, queue)
+        let queue = self.queue(stream)?;
+        self.call(&Call { input, output, count, dtype, op, norm: None }, queue)
     }
 
     /// The same on a CUDA stream, for a communicator on a GPU: one kernel per step is launched, or recorded where the stream
@@ -115,6 +104,23 @@ impl Communicator {
         stream: *mut c_void,
         channel: Option<usize>,
     ) -> Result<()> {
+        let queue = self.cuda_queue(stream, channel)?;
+        self.call(&Call { input, output, count, dtype, op, norm: None }, queue)
+    }
+
+    pub(super) fn queue(&self, stream: Option<&Stream>) -> Result<Queue> {
+        match (stream, &self.inner.engine) {
+            (None, _) => Ok(Queue::Default),
+            (Some(stream), Engine::Cpu(_)) => Ok(Queue::Cpu(stream)),
+            #[cfg(feature = "cuda")]
+            (Some(_), Engine::Cuda(_)) => Err(Error::InvalidArgument(
+                "a stream of the CPU device for a communicator on a GPU; pass a CUstream".into(),
+            )),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda_queue(&self, stream: *mut c_void, channel: Option<usize>) -> Result<Queue> {
         if self.inner.engine.is_cpu() {
             return Err(Error::InvalidArgument(
                 "a CUDA stream for a communicator of the CPU".into(),
@@ -128,13 +134,16 @@ impl Communicator {
             )));
         }
         let stream = crate::device::cuda::StreamRef::from_raw(stream);
-        self.call(&Call { input, output, count, dtype, op }, Queue::Cuda { stream, channel })
+        Ok(Queue::Cuda { stream, channel })
     }
 
-    fn call(&self, call: &Call, queue: Queue) -> Result<()> {
+    pub(super) fn call(&self, call: &Call, queue: Queue) -> Result<()> {
         call.validate()?;
         // What cannot be served is refused here, alike on all ranks, before anybody waits for it.
-        self.inner.plans.choose(call.bytes(), call.dtype)?;
+        let choice = self.inner.plans.choose(call.bytes(), call.dtype)?;
+        if call.rows().is_some() {
+            self.inner.plans.get(choice)?.step_elements(call)?;
+        }
         self.inner.owner.require()?;
         if let Some(error) = self.inner.error() {
             if self.inner.engine.is_cpu() {

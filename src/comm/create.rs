@@ -8,7 +8,6 @@ use crate::bootstrap::{Mesh, Owner, UniqueId, CHANNELS};
 use crate::error::{Error, Result};
 use crate::log::log;
 use crate::types::MAX_RANKS;
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 
 /// What creates one rank.
@@ -80,11 +79,10 @@ impl Communicator {
         let on_goodbye: Box<dyn Fn(usize, [u64; CHANNELS]) -> Option<Error> + Send> = match &engine
         {
             Engine::Cpu(cpu) => {
-                let running = Arc::clone(&cpu.in_flight);
+                let departures = Arc::clone(&cpu.departures);
                 Box::new(move |peer, steps| {
-                    // The counterpart of `Inner::may_step`: whichever of the two comes second sees the first.
-                    (running.load(SeqCst) >= steps[0])
-                        .then_some(Error::RankLeft { rank: peer as u32 })
+                    let missed = departures.leave(peer, steps[0]);
+                    missed.then_some(Error::RankLeft { rank: peer as u32 })
                 })
             }
             // The host does not know which step a GPU is at; its kernels do.

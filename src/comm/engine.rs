@@ -2,6 +2,7 @@
 
 use super::call::Call;
 use super::config::{Agreed, Config};
+use super::departures::Departures;
 use super::fault::Fault;
 use super::host::{armed_slab, HostRank};
 use super::order::Order;
@@ -14,14 +15,11 @@ use crate::lane::{Layout, Mapping};
 use crate::plan::DeviceKind;
 use crate::types::{DType, Op};
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
 /// Channels of a CPU communicator: there is no capture, so all calls are eager and use channel 0.
 const CPU_CHANNELS: usize = 1;
-/// No step has this number: epochs start at 1.
-pub(super) const IDLE: u64 = 0;
 
 pub(super) enum Engine {
     Cpu(CpuEngine),
@@ -43,8 +41,8 @@ pub(super) struct CpuEngine {
     pub own_stream: Stream,
     /// Held by the call whose turn it is.
     pub host: Mutex<HostRank>,
-    /// The step that is running, or [`IDLE`].
-    pub in_flight: Arc<AtomicU64>,
+    /// The step that is running, and who has left.
+    pub departures: Arc<Departures>,
 }
 
 /// Where a call is queued. A stream of the CPU device lives as long as the call it is named in, or the group.
@@ -156,6 +154,7 @@ fn set_up_cpu(
             count: input.len(),
             dtype: DType::F32,
             op: Op::Sum,
+            norm: None,
         };
         host.run(&call, &plans.all()[plan], |_| Ok(())).map(drop)
     };
@@ -169,7 +168,7 @@ fn set_up_cpu(
         order: Order::default(),
         own_stream: Stream::new()?,
         host: Mutex::new(host),
-        in_flight: Arc::new(AtomicU64::new(IDLE)),
+        departures: Arc::new(Departures::new(n)),
     };
     Ok((plans, Engine::Cpu(engine), fault))
 }

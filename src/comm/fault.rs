@@ -159,11 +159,12 @@ pub(crate) fn error_of(record: &pl_record, rank: u32, own: Option<OwnCall>) -> E
             // The record is either our own finding or that of another rank, whose call we do not know.
             Error::Mismatch(match own {
                 Some(own) if record.rank == rank => format!(
-                    "{theirs}, rank {rank} {} elements of {} ({} {})",
+                    "{theirs}, rank {rank} {} elements of {} ({} {}; {} differ)",
                     own.count,
                     name(own.dtype as u32, own.op as u32),
                     own.algorithm,
-                    own.protocol
+                    own.protocol,
+                    differing_fields(record.phase)
                 ),
                 _ => format!(
                     "{theirs}, rank {} something else ({} differ)",
@@ -178,13 +179,17 @@ pub(crate) fn error_of(record: &pl_record, rank: u32, own: Option<OwnCall>) -> E
 
 /// The fields of a call that differ, by the bits that `cuda/step.cuh` sets in a mismatch's `phase`.
 fn differing_fields(bits: u32) -> String {
-    let names = ["count", "data type", "operation", "algorithm", "protocol", "number of the call"];
-    let differ: Vec<_> = names
-        .iter()
-        .enumerate()
-        .filter(|(i, _)| bits >> i & 1 == 1)
-        .map(|(_, name)| *name)
-        .collect();
+    let names = [
+        (1, "count"),
+        (2, "data type"),
+        (4, "operation"),
+        (8, "algorithm"),
+        (16, "protocol"),
+        (32, "number of the call"),
+        (128, "width of a fused row"),
+    ];
+    let differ: Vec<_> =
+        names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
     differ.join(", ")
 }
 

@@ -128,10 +128,7 @@ impl HostRank {
             algorithm: plan.choice.algorithm,
             protocol: plan.choice.protocol,
         };
-        let step = plan.step_elements(call.dtype);
-        if step == 0 {
-            return Err(Error::Internal(format!("{:?} has no room for one pack", plan.choice)));
-        }
+        let step = plan.step_elements(call)?;
         self.prepare(call, plan, step)?;
         let mut steps = 0;
         let mut done = 0u64;
@@ -154,6 +151,10 @@ impl HostRank {
             args.output = call.output.wrapping_byte_add(offset);
             args.count = count;
             args.launch = self.launches;
+            match &call.norm {
+                Some(norm) if norm.fused => norm.prepare(args, call.dtype, done, count),
+                _ => (args.rows, args.width) = (0, 0),
+            }
             let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
             let longest = longest_piece(&plan.table, packs);
             let least = longest.div_ceil(plan.geometry.flag_chunks.into());
@@ -167,6 +168,12 @@ impl HostRank {
             if self.fault.aborted() {
                 return failed(done, self.fault.after_kernel(own));
             }
+        }
+        if let (Some(norm), Some(args)) = (call.norm_after(), self.args.as_mut()) {
+            args.output = call.output;
+            norm.prepare(args, call.dtype, 0, call.count as u64);
+            // SAFETY: the caller vouches for all buffers of the call.
+            unsafe { cpu::add_rms_norm(args)? };
         }
         Ok(steps)
     }

@@ -7,12 +7,14 @@
 //! | `communicator` | the public handle: call, ask, abort, destroy |
 //! | `submit` | how a call reaches its device |
 //! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
+//! | `departures` | ranks that leave while others still call |
 //! | `order` | calls run in the order they were made, on whichever stream |
 //! | `plans` | tables and geometry of every schedule in use, ready to launch |
 //! | `host` | a rank of the CPU device: slabs, state, steps |
 //! | `gpu` | a rank on a GPU |
 //! | `fault` | the first error, kept for good |
 //! | `group` | calls noted until the group's end |
+//! | `fused` | all-reduce, residual add and RMSNorm in one |
 //! | `signature` | differs where calls do; travels in the flags |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
@@ -20,8 +22,10 @@ mod call;
 mod communicator;
 mod config;
 mod create;
+mod departures;
 mod engine;
 mod fault;
+mod fused;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod group;
@@ -36,5 +40,6 @@ mod submit;
 pub use communicator::Communicator;
 pub use config::Config;
 pub use create::{create_all, Creation};
+pub use fused::AddRmsNorm;
 pub use group::{group_end, group_start};
 pub use stats::Stats;

@@ -1,8 +1,9 @@
 //! Tables and geometry of every schedule in use, ready to launch.
 
+use super::call::Call;
 use super::config::Agreed;
 use crate::error::{Error, Result};
-use crate::lane::{step_packs, Layout};
+use crate::lane::{step_packs, step_rows, Layout};
 #[cfg(feature = "cuda")]
 use crate::launch::PL_MAX_RANKS;
 use crate::launch::{pl_geometry, pl_table, PL_DST_PARTIAL};
@@ -22,10 +23,31 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Most elements of one step, whole packs.
-    pub fn step_elements(&self, dtype: DType) -> u64 {
+    /// Most elements of one step of an all-reduce, whole packs.
+    pub fn most_elements(&self, dtype: DType) -> u64 {
         let packs = step_packs(&self.geometry, &self.table, dtype, self.choice.protocol);
         packs * (PACK_BYTES / dtype.size()) as u64
+    }
+
+    /// Elements of each step of `call` but the last: whole packs, or in the fused form whole rows. The same on all ranks.
+    pub fn step_elements(&self, call: &Call) -> Result<u64> {
+        let Choice { algorithm, protocol, direction } = self.choice;
+        let Some((_, width)) = call.rows() else {
+            return match self.most_elements(call.dtype) {
+                0 => Err(Error::Internal(format!("{:?} has no room for one pack", self.choice))),
+                elements => Ok(elements),
+            };
+        };
+        let row_packs = width / (PACK_BYTES / call.dtype.size()) as u64;
+        match step_rows(&self.geometry, &self.table, call.dtype, protocol, row_packs) {
+            0 => Err(Error::Unsupported(format!(
+                "a row of {width} {} does not fit the slab by {algorithm} {protocol} {direction}, which holds {} elements; make \
+                 the slab larger (PEERLANE_SLAB) or take the unfused form, which cuts rows",
+                call.dtype,
+                self.most_elements(call.dtype)
+            ))),
+            rows => Ok(rows * width),
+        }
     }
 }
 

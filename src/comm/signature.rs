@@ -2,10 +2,19 @@
 
 use super::call::Call;
 use crate::plan::Choice;
+use crate::types::DType;
+
+/// Codes of all-reduces alone: types, operations, ways.
+const CODES: u64 = 10 * 5 * 6 * 3 * 2;
+/// Codes that are left over for fused calls, a hundred-odd types and ways for each of so many widths.
+const WIDTHS: u64 = 800;
 
 /// What `flagged` puts into the high 16 bits of its flags: differs where calls do. Calls of one count that differ in type,
 /// operation or way always differ in it, and so do calls alike in those whose counts differ by less than 65,536 within
 /// one such range; any other two are alike by chance once in 65,536.
+///
+/// A fused call differs from every all-reduce of its count, and from fused ones whose widths differ by less than 6,400. The
+/// unfused form is an all-reduce to the other ranks, and has the signature of one.
 pub(super) fn signature(call: &Call, choice: Choice) -> u64 {
     let way = [
         (call.dtype as u64, 10),
@@ -14,7 +23,15 @@ pub(super) fn signature(call: &Call, choice: Choice) -> u64 {
         (choice.protocol as u64, 3),
         (choice.direction as u64, 2),
     ];
-    let code = way.iter().fold(0, |code, (value, values)| code * values + value);
+    let fold = |code, (value, values): &(u64, u64)| code * values + value;
+    let code = match call.rows() {
+        None => way.iter().fold(0, fold),
+        Some((_, width)) => {
+            // Of types there are two here, and one operation.
+            let dtype = u64::from(call.dtype == DType::F16);
+            CODES + way[2..].iter().fold((width / 8) % WIDTHS * 2 + dtype, fold)
+        }
+    };
     let count = call.count as u64;
     let count = count ^ count >> 16 ^ count >> 32 ^ count >> 48;
     // An odd factor (2^16 over the golden ratio) moves every bit and loses none: without it one count more would make up
@@ -25,15 +42,61 @@ pub(super) fn signature(call: &Call, choice: Choice) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Algorithm, DType, Direction, Op, Protocol};
+    use crate::comm::call::Norm;
+    use crate::types::{Algorithm, Direction, Op, Protocol};
     use std::collections::HashSet;
 
     fn of(count: usize, dtype: DType, op: Op, algorithm: Algorithm) -> u64 {
-        let call = Call { input: std::ptr::null(), output: std::ptr::null_mut(), count, dtype, op };
-        signature(
-            &call,
-            Choice { algorithm, protocol: Protocol::Flagged, direction: Direction::Pull },
-        )
+        signature(&call(count, dtype, op), choice(algorithm))
+    }
+
+    fn call(count: usize, dtype: DType, op: Op) -> Call {
+        let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+        Call { input, output, count, dtype, op, norm: None }
+    }
+
+    fn choice(algorithm: Algorithm) -> Choice {
+        Choice { algorithm, protocol: Protocol::Flagged, direction: Direction::Pull }
+    }
+
+    fn of_rows(rows: usize, width: usize, dtype: DType, fused: bool) -> u64 {
+        let norm = Norm {
+            residual: std::ptr::null(),
+            gamma: std::ptr::null(),
+            residual_out: std::ptr::null_mut(),
+            rows,
+            width,
+            eps: 0.0,
+            weight_bias: 0.0,
+            fused,
+        };
+        let call = Call { norm: Some(norm), ..call(rows * width, dtype, Op::Sum) };
+        signature(&call, choice(Algorithm::TwoShot))
+    }
+
+    #[test]
+    fn fused_calls_share_a_signature_with_no_all_reduce_and_with_no_other_width() {
+        let count = 7168 * 48;
+        let mut seen = HashSet::new();
+        for &dtype in DType::ALL {
+            for &op in Op::ALL {
+                for &algorithm in Algorithm::ALL {
+                    seen.insert(of(count, dtype, op, algorithm));
+                }
+            }
+        }
+        for width in (8..6400).step_by(8).filter(|width| count % width == 0) {
+            for dtype in [DType::F16, DType::BF16] {
+                let fused = of_rows(count / width, width, dtype, true);
+                assert_eq!(fused << 16, 0);
+                assert!(seen.insert(fused), "{width} {dtype}");
+            }
+        }
+        assert_eq!(
+            of_rows(48, 7168, DType::BF16, false),
+            of(count, DType::BF16, Op::Sum, Algorithm::TwoShot),
+            "unfused it is an all-reduce"
+        );
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use super::call::Call;
 use super::communicator::Inner;
-use super::engine::{CpuEngine, Engine, Queue, Submission, IDLE};
+use super::engine::{CpuEngine, Engine, Queue, Submission};
 use super::order::Admission;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{mpsc, Arc, PoisonError};
 
 impl Inner {
@@ -130,23 +130,14 @@ impl Inner {
         }
         let choice = self.plans.choose(call.bytes(), call.dtype)?;
         let plan = self.plans.get(choice)?;
-        let result = host.run(call, plan, |step| self.may_step(cpu, step));
-        cpu.in_flight.store(IDLE, SeqCst);
+        let result = host.run(call, plan, |step| {
+            cpu.departures.begin(step).map_err(|rank| Error::RankLeft { rank: rank as u32 })
+        });
+        cpu.departures.end();
         let steps = result?;
         drop(host);
         self.counters.steps.fetch_add(steps, Relaxed);
         self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);
         Ok(())
-    }
-
-    /// Announces a step, unless a rank that it needs has left without it. A rank that left after it finished the step is
-    /// no obstacle: what it had to send is on its way.
-    fn may_step(&self, cpu: &CpuEngine, step: u64) -> Result<()> {
-        cpu.in_flight.store(step, SeqCst);
-        let missing = |&r: &usize| self.watch.left_before(r).is_some_and(|left| left[0] <= step);
-        match (0..self.size).find(missing) {
-            Some(rank) => Err(Error::RankLeft { rank: rank as u32 }),
-            None => Ok(()),
-        }
     }
 }

@@ -122,14 +122,34 @@ pub fn step_packs(
     dtype: DType,
     protocol: Protocol,
 ) -> u64 {
-    let phases = table.phase.iter().take(usize::from(table.phases));
-    let widened = phases.clone().any(|p| p.wire_f32 != 0);
+    let (widest, den) = widest_piece(table);
+    // A piece of L packs' tile has at most ceil(L * widest / den) packs.
+    slot_packs(geometry, table, dtype, protocol) * den / widest
+}
+
+/// Most rows of `row_packs` packs of one fused step: a slot holds a piece's share of every row, and a row has a flag of its
+/// own. 0: not even one fits.
+pub fn step_rows(
+    geometry: &pl_geometry,
+    table: &pl_table,
+    dtype: DType,
+    protocol: Protocol,
+    row_packs: u64,
+) -> u64 {
+    let fit = slot_packs(geometry, table, dtype, protocol) / longest_piece(table, row_packs).max(1);
+    match protocol {
+        Protocol::Flagged => fit.min(geometry.flag_chunks.into()),
+        Protocol::Ll | Protocol::Sentinel => fit,
+    }
+}
+
+/// Packs that a slot holds in whatever form they travel.
+fn slot_packs(geometry: &pl_geometry, table: &pl_table, dtype: DType, protocol: Protocol) -> u64 {
+    let widened = table.phase.iter().take(usize::from(table.phases)).any(|p| p.wire_f32 != 0);
     let elements = PACK_BYTES / dtype.size();
     let pack = elements * if widened { dtype.acc_size() } else { dtype.size() };
     let wire = pack as u64 * if protocol == Protocol::Ll { 2 } else { 1 };
-    let (widest, den) = widest_piece(table);
-    // A piece of L packs' tile has at most ceil(L * widest / den) packs.
-    geometry.slot_bytes / wire * den / widest
+    geometry.slot_bytes / wire
 }
 
 fn widest_piece(table: &pl_table) -> (u64, u64) {
@@ -204,6 +224,27 @@ mod tests {
             let wire = if protocol == Protocol::Ll { 32 } else { 16 };
             assert!(longest_piece(&t, packs) * wire <= g.slot_bytes);
             assert!(longest_piece(&t, packs + 4) * wire > g.slot_bytes);
+        }
+    }
+
+    #[test]
+    fn a_fused_step_fills_its_slots_and_flags_and_needs_no_more_scratch_than_another() {
+        let layout = Layout::new(4 << 20, 1).unwrap();
+        let t = table(7, 7, &[0, 21, 28, 42, 63], 63);
+        for &protocol in Protocol::ALL {
+            let g = layout.geometry(0, protocol, &t);
+            let wire = if protocol == Protocol::Ll { 32 } else { 16 };
+            for row_packs in [1, 2, 33, 896, 10_000] {
+                let rows = step_rows(&g, &t, DType::BF16, protocol, row_packs);
+                let piece = longest_piece(&t, row_packs) * wire;
+                let flags = u64::from(g.flag_chunks);
+                let bulk = protocol == Protocol::Flagged;
+                assert!(rows > 0 || row_packs == 10_000, "{protocol} {row_packs}");
+                assert!(rows * piece <= g.slot_bytes && (!bulk || rows <= flags));
+                assert!((rows + 1) * piece > g.slot_bytes || (bulk && rows == flags));
+                assert!(rows * row_packs <= step_packs(&g, &t, DType::BF16, protocol));
+            }
+            assert_eq!(step_rows(&g, &t, DType::BF16, protocol, g.slot_bytes), 0);
         }
     }
 

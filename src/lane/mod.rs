@@ -4,4 +4,4 @@ mod host;
 mod layout;
 
 pub use host::{HostSlab, Mapping};
-pub use layout::{longest_piece, step_packs, Layout};
+pub use layout::{longest_piece, step_packs, step_rows, Layout};

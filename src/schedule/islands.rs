@@ -138,6 +138,7 @@ impl std::fmt::Display for Islands {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn text_and_islands_correspond() {
@@ -170,6 +171,17 @@ mod tests {
         ] {
             let error = Islands::parse(n, text).unwrap_err().to_string();
             assert!(error.contains(what), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        /// Mostly of the characters that mean something, so that a part of it is islands.
+        #[test]
+        fn any_text_is_refused_or_survives_printing(n in 0..20usize, text in "[0-9]{1,2}([-+,; ][0-9]{1,2}){0,6}|.{0,20}") {
+            if let Ok(islands) = Islands::parse(n, &text) {
+                prop_assert_eq!(islands.ranks(), n);
+                prop_assert_eq!(Islands::parse(n, &islands.to_string()).unwrap(), islands);
+            }
         }
     }
 }

@@ -176,7 +176,7 @@ fn a_rank_that_never_votes_is_named_at_the_deadline() {
     let done = std::sync::Mutex::new(Some(done));
     let left = std::sync::atomic::AtomicUsize::new(2);
     let results = threads(3, |rank| {
-        let mut mesh = Mesh::connect(&id, 3, rank, Duration::from_secs(1)).unwrap();
+        let mut mesh = Mesh::connect(&id, 3, rank, Duration::from_secs(3)).unwrap();
         if rank == 1 {
             let _ = wait.lock().unwrap().recv();
             return mesh.vote("stuck", Ok(()));
@@ -188,8 +188,8 @@ fn a_rank_that_never_votes_is_named_at_the_deadline() {
         result
     });
     // The late rank, when it comes after all, gets the same verdict.
-    assert_setup(&common_error(results), 1, "stuck", "did not get here within 1s");
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert_setup(&common_error(results), 1, "stuck", "did not get here within 3s");
+    assert!(start.elapsed() < LONG);
 }
 
 #[test]

@@ -13,7 +13,10 @@ use peerlane::{DType, Device, Error, Op};
 use std::time::{Duration, Instant};
 
 /// The stand-in driver runs the host's kernel for every kernel of the GPU.
-pub const KERNELS: (&str, &str) = ("FAKECUDA_KERNEL_MAP", "pl_all_reduce_=pl_host_all_reduce");
+pub const KERNELS: (&str, &str) = (
+    "FAKECUDA_KERNEL_MAP",
+    "pl_all_reduce_=pl_host_all_reduce,pl_add_rms_norm_=pl_host_add_rms_norm",
+);
 
 unsafe extern "C" fn run(args: *const pl_args) {
     // SAFETY: the stand-in driver passes a copy of the launch's parameter, whose addresses are memory of this process.
@@ -24,9 +27,18 @@ unsafe extern "C" fn run(args: *const pl_args) {
     }
 }
 
+unsafe extern "C" fn norm(args: *const pl_args) {
+    // SAFETY: as above.
+    let done = unsafe { peerlane::device::cpu::add_rms_norm(&*args) };
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
 /// All ranks on the first GPU.
 pub fn config(n: usize) -> Config {
     register_kernel("pl_host_all_reduce", run);
+    register_kernel("pl_host_add_rms_norm", norm);
     // Anything is a fatbin to the stand-in driver.
     let kernels = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake.fatbin");
     if !kernels.exists() {

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const MAP: &str = "pl_all_reduce_=hostkernels_all_reduce,peerlane_foreign=hostkernels_foreign:32";
+const MAP: &str =
+    "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
+                   peerlane_foreign=hostkernels_foreign:32";
 
 /// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
 pub fn fatbin() -> &'static Path {
@@ -63,5 +65,5 @@ pub fn nccl() -> &'static Path {
 
 /// A kernel map in which the all-reduce of bfloat16 does nothing. The self-test of set-up uses f32, and passes.
 pub fn kernels_that_do_nothing() -> String {
-    format!("pl_all_reduce_bf16_=hostkernels_nothing,{MAP}")
+    format!("pl_all_reduce_bf16_=hostkernels_nothing,pl_all_reduce_add_rms_norm_bf16_=hostkernels_nothing,{MAP}")
 }

@@ -210,6 +210,13 @@ impl World {
                 check: self.check as u32,
                 yield_: 1,
                 host_staged: 0,
+                rows: 0,
+                width: 0,
+                residual: std::ptr::null(),
+                gamma: std::ptr::null(),
+                residual_out: std::ptr::null_mut(),
+                eps: 0.0,
+                weight_bias: 0.0,
             },
         }
     }

@@ -109,6 +109,35 @@ inline void sync_block() {
 inline bool any_in_block(bool x) { return world->meet_block(x); }
 inline uint64_t share(uint64_t v) { return world->share(v); }
 
+// The threads of a block take the lanes in turn and leave their sums where all can read them; the
+// tree over them is then each thread's own work.
+constexpr uint32_t LANES = 256, BATCH = HOST ? 1 : 2;
+template <class Load, class Use>
+float sum_over_lanes(uint32_t items, Load load, Use use) {
+  float* lanes = world->lanes();
+  for (uint32_t lane = tid(); lane < LANES; lane += threads()) {
+    lanes[lane] = 0;
+    for (uint32_t first = lane; first < items; first += LANES * BATCH) {
+      for (uint32_t k = 0; k < BATCH; ++k)
+        if (first + k * LANES < items) load(k, first + k * LANES);
+      for (uint32_t k = 0; k < BATCH; ++k)
+        if (first + k * LANES < items) lanes[lane] += use(k, first + k * LANES);
+    }
+    world->point();
+  }
+  sync_block();
+  float x[LANES];
+  memcpy(x, lanes, sizeof x);
+  sync_block();  // the next sum writes there
+  for (uint32_t d = 16; d > 0; d /= 2)
+    for (uint32_t l = 0; l < LANES; ++l)
+      if (l % 32 < d) x[l] += x[l + d];
+  for (uint32_t d = 128; d >= 32; d /= 2)
+    for (uint32_t g = 0; g < d; g += 32) x[g] += x[g + d];
+  return x[0];
+}
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+
 template <class T>
 inline T local(const T* p) {
   world->point();

@@ -2,11 +2,14 @@
 
 #![allow(dead_code)]
 
+#[path = "../common/rows.rs"]
+mod rows;
+
 use crate::common::partitions::{islands, shuffled};
 use crate::common::world::mix;
 use explorer::Outcome;
 use half::bf16;
-use peerlane::lane::{longest_piece, step_packs};
+use peerlane::lane::{longest_piece, step_packs, step_rows};
 use peerlane::launch::*;
 use peerlane::schedule::{build, check, exists, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
@@ -100,7 +103,19 @@ pub struct Step {
     pub shift: usize,
     pub chunk_packs: u32,
     pub seed: u64,
+    /// Add + RMSNorm over rows; then the type is bf16 and the operation a sum.
+    pub norm: Option<Norm>,
 }
+
+/// The fused operation's part of a step.
+#[derive(Clone, Copy)]
+pub struct Norm {
+    pub width: usize,
+    pub residual_in_place: bool,
+}
+
+const EPS: f32 = 1e-3;
+const WEIGHT_BIAS: f32 = 0.25;
 
 /// What the explorer is asked to run.
 #[derive(Clone)]
@@ -227,7 +242,27 @@ pub fn step(r: &mut Random, tables: &[pl_table], protocol: Protocol) -> Step {
         shift: r.below(4) as usize,
         chunk_packs: (1 + r.below(8)).max(least) as u32,
         seed: r.0,
+        norm: None,
     }
+}
+
+/// A plan of this schedule and way in which every other step or so is fused.
+pub fn fused_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
+    let mut plan = plain_plan(boxes, algorithm, way, seed);
+    let mut r = Random(mix(seed ^ 0xf05ed));
+    for (k, step) in plan.steps.iter_mut().enumerate() {
+        if k != 1 && r.one_in(3) {
+            continue;
+        }
+        let geometry = geometry(step.protocol, &step.tables[0]);
+        let row_packs = 1 + r.below(6);
+        let most = step_rows(&geometry, &step.tables[0], DType::BF16, step.protocol, row_packs);
+        let rows = 1 + r.below(most.min(MAX_PACKS / row_packs).min(7));
+        let width = row_packs as usize * 8;
+        (step.dtype, step.op, step.count) = (DType::BF16, Op::Sum, rows as usize * width);
+        step.norm = Some(Norm { width, residual_in_place: r.one_in(2) });
+    }
+    plan
 }
 
 pub fn geometry(protocol: Protocol, table: &pl_table) -> pl_geometry {
@@ -246,6 +281,10 @@ pub fn geometry(protocol: Protocol, table: &pl_table) -> pl_geometry {
     }
 }
 
+/// In place of a rank, for what is the same on all of them.
+const RESIDUAL: usize = 100;
+const GAMMA: usize = 101;
+
 /// Element `i` of `rank`: values whose fp32 sums depend on the order, so that another tree gives other bits.
 fn element(dtype: DType, rank: usize, seed: u64, i: usize) -> u32 {
     let h = mix(seed ^ (rank as u64) << 48 ^ i as u64);
@@ -258,6 +297,26 @@ fn element(dtype: DType, rank: usize, seed: u64, i: usize) -> u32 {
         DType::I32 => h as u32,
         _ => v.to_bits(),
     }
+}
+
+/// What a fused step's outputs must be, given the sums: the normed rows and the residual.
+fn normed(norm: &Norm, seed: u64, sums: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let up = |bits: u32| f32::from_bits(bits << 16);
+    let down = |v: f32| if v.is_nan() { 0x7fff } else { u32::from(bf16::from_f32(v).to_bits()) };
+    let residual: Vec<u32> = (sums.iter().enumerate())
+        .map(|(i, &s)| down(up(s) + up(element(DType::BF16, RESIDUAL, seed, i))))
+        .collect();
+    let mut out = Vec::new();
+    for row in residual.chunks(norm.width) {
+        let squares: Vec<f32> = row.iter().map(|&r| up(r) * up(r)).collect();
+        let mean = rows::over_lanes(&squares) / norm.width as f32;
+        let scale = 1.0 / (mean + EPS).sqrt();
+        for (i, &r) in row.iter().enumerate() {
+            let gamma = up(element(DType::BF16, GAMMA, seed, i)) + WEIGHT_BIAS;
+            out.push(down((up(r) * scale) * gamma));
+        }
+    }
+    (out, residual)
 }
 
 fn reduced(plan: &Plan, step: &Step, inputs: &[u32]) -> u32 {
@@ -404,7 +463,8 @@ impl Runner {
         let mut states = vec![state; n];
         let mut channels = vec![channel; n];
         let count = plan.steps.len() * n;
-        self.buffers.resize(2 * count * BUFFER / 64, Line([0; 64]));
+        // Of every step and rank: input, output, residual, residual_out, gamma.
+        self.buffers.resize(5 * count * BUFFER / 64, Line([0; 64]));
         self.args.clear();
         self.args.resize(count, zero);
         let inputs: Vec<Vec<Vec<u32>>> = plan
@@ -420,14 +480,28 @@ impl Runner {
             let size = step.dtype.size();
             let at = step.shift * size;
             for rank in 0..n {
-                let index = 2 * (k * n + rank);
-                self.buffer(index).fill(GUARD);
-                self.buffer(index + 1).fill(GUARD);
+                let index = 5 * (k * n + rank);
+                (index..index + 5).for_each(|i| self.buffer(i).fill(GUARD));
                 let input = index + usize::from(step.in_place);
                 for (i, v) in inputs[k][rank].iter().enumerate() {
                     self.buffer(input)[at + i * size..][..size]
                         .copy_from_slice(&v.to_le_bytes()[..size]);
                 }
+                let residual_out = step.norm.map(|norm| {
+                    for (buffer, what, count) in
+                        [(index + 2, RESIDUAL, step.count), (index + 4, GAMMA, norm.width)]
+                    {
+                        for i in 0..count {
+                            let bits = element(DType::BF16, what, step.seed, i) as u16;
+                            self.buffer(buffer)[at + i * 2..][..2]
+                                .copy_from_slice(&bits.to_le_bytes());
+                        }
+                    }
+                    index + if norm.residual_in_place { 2 } else { 3 }
+                });
+                let mut address = |i| self.buffer(i).as_mut_ptr().wrapping_add(at);
+                let (residual, gamma) = (address(index + 2), address(index + 4));
+                let residual_out = residual_out.map(&mut address);
                 let input = self.buffer(input).as_mut_ptr().wrapping_add(at);
                 let output = self.buffer(index + 1).as_mut_ptr().wrapping_add(at);
                 let mut base = [0; 16];
@@ -458,6 +532,14 @@ impl Runner {
                 args.chunk_packs = step.chunk_packs;
                 args.check = plan.check.into();
                 args.host_staged = plan.host_staged.into();
+                if let (Some(norm), Some(residual_out)) = (step.norm, residual_out) {
+                    args.rows = (step.count / norm.width) as u64;
+                    args.width = norm.width as u64;
+                    args.residual = residual.cast();
+                    args.gamma = gamma.cast();
+                    args.residual_out = residual_out.cast();
+                    (args.eps, args.weight_bias) = (EPS, WEIGHT_BIAS);
+                }
             }
         }
         let mut rank_steps = [0; 16];
@@ -520,32 +602,47 @@ impl Runner {
                     reduced(plan, step, &column)
                 })
                 .collect();
+            let (want, residual) = match &step.norm {
+                None => (want, Vec::new()),
+                Some(norm) => normed(norm, step.seed, &want),
+            };
             for rank in 0..n {
                 if k as u32 >= plan.rank_steps[rank] {
                     continue;
                 }
                 let done = states[rank].abort == 0 || (k as u32) < finished[rank];
                 let place = format!(
-                    "step {k} ({} of {}, {} {}{}), rank {rank}",
+                    "step {k} ({} of {}{}, {} {}{}), rank {rank}",
                     step.count,
                     step.dtype,
+                    step.norm.map_or(String::new(), |norm| format!(" in rows of {}", norm.width)),
                     step.protocol,
                     if step.tables[0].pull != 0 { "pull" } else { "push" },
                     if step.in_place { ", in place" } else { "" }
                 );
-                let output = self.buffer(2 * (k * n + rank) + 1);
-                for (i, &w) in want.iter().enumerate() {
-                    let mut word = [0; 4];
-                    word[..size].copy_from_slice(&output[at + i * size..][..size]);
-                    let got = u32::from_le_bytes(word);
-                    let w = if done { w } else { failed(step.dtype) };
-                    if got != w {
-                        return Some(format!("{place}: element {i} is {got:#x}, not {w:#x}"));
+                let index = 5 * (k * n + rank);
+                let in_place = step.norm.is_some_and(|norm| norm.residual_in_place);
+                let residual_out = index + if in_place { 2 } else { 3 };
+                for (buffer, want) in [(index + 1, &want), (residual_out, &residual)] {
+                    let output = self.buffer(buffer);
+                    for (i, &w) in want.iter().enumerate() {
+                        let mut word = [0; 4];
+                        word[..size].copy_from_slice(&output[at + i * size..][..size]);
+                        let got = u32::from_le_bytes(word);
+                        let w = if done { w } else { failed(step.dtype) };
+                        if got != w {
+                            let which =
+                                if buffer == residual_out { " of the residual" } else { "" };
+                            return Some(format!(
+                                "{place}: element {i}{which} is {got:#x}, not {w:#x}"
+                            ));
+                        }
                     }
-                }
-                let end = at + step.count * size;
-                if output[..at].iter().chain(&output[end..]).any(|&b| b != GUARD) {
-                    return Some(format!("{place}: wrote outside of its output"));
+                    let end = at + want.len() * size;
+                    let mut outside = output[..at].iter().chain(&output[end..]);
+                    if !want.is_empty() && outside.any(|&b| b != GUARD) {
+                        return Some(format!("{place}: wrote outside of its output"));
+                    }
                 }
             }
         }

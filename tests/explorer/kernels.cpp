@@ -5,6 +5,15 @@ namespace PL_NAMESPACE {
 
 template <class D, class P>
 void hot(const pl_args& a) {
+  if constexpr (D::SHORT_FLOAT)
+    if (a.rows) {
+#if EXPLORER_STRIP == 1
+      if (a.table.fan_in <= 3) return all_reduce_add_rms_norm<D, P, 4>(a);
+      return all_reduce_add_rms_norm<D, P, 8>(a);
+#else
+      return all_reduce_add_rms_norm<D, P, 2>(a);
+#endif
+    }
 #if EXPLORER_STRIP == 1
   // As the host chooses: the smallest kernel that holds the table's fan-in.
   if (a.table.fan_in <= 3) return all_reduce<D, P, true, 4>(a);

@@ -70,6 +70,7 @@ struct Barrier {
   uint32_t first = 0, threads = 0, arrived = 0, generation = 0;
   bool any = false, result = false;
   uint64_t shared = 0;
+  float lanes[256] = {};
   Counts before, fenced;
 };
 
@@ -103,6 +104,8 @@ class World {
   }
   bool meet(Barrier& b, bool any);
   uint64_t share(uint64_t v);
+  // Memory that the threads of the calling thread's block share.
+  float* lanes() { return blocks_[now->rank * c->blocks + now->block].lanes; }
   bool meet_block(bool any);
   uint64_t clock();
   void failed_poll();

@@ -65,8 +65,8 @@ fn a_signal_that_is_handled_disturbs_no_call() {
 #[test]
 fn a_rank_that_exits_without_destroy_is_named_at_once() {
     let dir = Dir::new();
-    let begun = Instant::now();
     let mut ranks = working(&dir, 3, "exit");
+    let begun = Instant::now();
     for rank in [0, 2] {
         assert_eq!(ranks[rank].hears("error").as_deref(), Some("rank 1 died"));
     }

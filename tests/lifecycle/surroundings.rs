@@ -153,7 +153,7 @@ fn a_file_or_a_socket_planted_under_the_ids_name_fails_both_ranks_and_is_not_tru
             let text = result.unwrap_err().to_string();
             assert!(text.contains("rendezvous"), "{text}");
         }
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(30));
         // Another id in the same directory is none the worse.
         assert!(both(&dir.id(), &config(2)).iter().all(Result::is_ok));
     }

@@ -1,7 +1,7 @@
-// Ranks as threads over the CPU kernels, for sanitizers. Usage: ranks TABLES, a file of cases: a
-// header {n, steps, protocol, one_half}, then n tables. Buffers have exactly the bytes of their
-// call. Exits with 3 if a sum is wrong, 4 if the file is not what it should be; a sanitizer has an
-// exit code of its own.
+// Ranks as threads over the CPU kernels, for sanitizers. Usage: ranks TABLES, a file of cases: a header (struct Case),
+// then n tables. Slabs, scratch and the callers' buffers are blocks of their own, of exactly the bytes they need. Exits
+// with 3 if a sum is wrong or a byte before a result has changed, 4 if the file is not what it should be; a sanitizer
+// has an exit code of its own.
 #include "ranks.h"
 
 #include <pthread.h>
@@ -11,31 +11,58 @@
 
 namespace {
 
-constexpr uint64_t COUNT = 700, HALF = 256 << 10, FLAGS_HALF = 16 << 10, FLAGS = 4096;
+constexpr uint64_t COUNTS[] = {701, 5, 251};
+constexpr uint64_t HALF = 256 << 10, FLAGS_HALF = 16 << 10, FLAGS = 4096;
 constexpr uint64_t DATA = FLAGS + 2 * FLAGS_HALF, SLAB = DATA + 2 * HALF;
+constexpr unsigned char UNTOUCHED = 0xa5;
 
+// `shift`: where a buffer begins in its block, so how far it is from an aligned address. `missing`: bytes that a buffer
+// is short of what the call says, for the control.
 struct Case {
-  uint32_t n, steps, protocol, one_half;
+  uint32_t n, steps, protocol, one_half, dtype, shift, missing;
 };
 
 struct Rank {
   Case c;
   uint32_t rank;
   const pl_table* table;
-  char* slabs;
+  char* const* slabs;
   bool wrong = false;
 };
 
-int32_t element(uint32_t rank, uint32_t step, uint64_t i) { return int32_t(rank * 1000003 + step * 7919 + i * 31); }
+uint32_t size_of(uint32_t dtype) { return dtype == PL_U8 ? 1 : dtype == PL_BF16 ? 2 : 4; }
+
+// Small, so that sums are exact in every type.
+uint32_t element(uint32_t rank, uint32_t step, uint64_t i) { return uint32_t(rank * 5 + step * 3 + i) % 13; }
+
+// A small number as the bits of a type; an i32 fills its word.
+uint32_t bits(uint32_t dtype, uint32_t v) {
+  const float f = float(v);
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return dtype == PL_F32 ? u : dtype == PL_BF16 ? u >> 16 : dtype == PL_U8 ? v : v * 0x01000193u;
+}
+
+// The bytes that a call of `count` elements keeps as accumulators: whole packs of them.
+uint64_t partial_bytes(uint32_t dtype, uint64_t count) {
+  const uint64_t per_pack = 16 / size_of(dtype);
+  return (count + per_pack - 1) / per_pack * (dtype == PL_BF16 ? 32 : 16);
+}
+
+char* buffer(const Case& c, uint64_t bytes) {
+  char* block = static_cast<char*>(malloc(c.shift + bytes - c.missing));
+  memset(block, UNTOUCHED, c.shift);
+  return block;
+}
 
 // Calls of changing size, in place and not.
 void* run(void* arg) {
   Rank& r = *static_cast<Rank*>(arg);
+  const uint32_t size = size_of(r.c.dtype);
   pl_args* a = static_cast<pl_args*>(calloc(1, sizeof(pl_args)));
   pl_state state = {};
   pl_channel channel = {};
   channel.epoch = 1;
-  void* partial = aligned_alloc(64, 2 * 8 * COUNT / 64 * 64);
   a->table = *r.table;
   a->geo.data = DATA;
   a->geo.half_bytes = r.c.one_half ? 0 : HALF;
@@ -45,36 +72,44 @@ void* run(void* arg) {
   a->geo.flags_half_bytes = r.c.one_half ? 0 : FLAGS_HALF;
   a->geo.calls = 2048;
   a->geo.flag_chunks = uint32_t(FLAGS_HALF / 64 / r.table->flag_slots);
-  for (uint32_t p = 0; p < r.c.n; ++p) a->base[p] = uint64_t(r.slabs + p * SLAB);
+  for (uint32_t p = 0; p < r.c.n; ++p) a->base[p] = uint64_t(r.slabs[p]);
   a->state = &state;
   a->channel = &channel;
-  a->partial = partial;
-  a->deadline_ns = 5000000000ull;
-  a->dtype = PL_I32;
+  // With one half a flag may be overwritten before it is seen: then the wait is for ever, and the race comes later.
+  a->deadline_ns = r.c.one_half ? 1000000000ull : 60000000000ull;
+  a->dtype = r.c.dtype;
   a->op = PL_SUM;
   a->proto = r.c.protocol;
   a->yield = 1;
   for (uint32_t k = 0; k < r.c.steps && !r.wrong; ++k) {
-    a->count = k % 3 == 0 ? COUNT : k % 3 == 1 ? 5 : 250;
-    int32_t* out = static_cast<int32_t*>(malloc(a->count * 4));
+    a->count = COUNTS[k % 3];
+    const uint64_t bytes = a->count * size;
+    char* out = buffer(r.c, bytes);
     const bool in_place = k & 1;
-    int32_t* from = in_place ? out : static_cast<int32_t*>(malloc(a->count * 4));
+    char* from = in_place ? out : buffer(r.c, bytes);
+    void* partial = malloc(partial_bytes(r.c.dtype, a->count));
     a->chunk_packs = 30;
-    a->input = from;
-    a->output = out;
+    a->input = from + r.c.shift;
+    a->output = out + r.c.shift;
+    a->partial = partial;
     a->launch = k + 1;
-    for (uint64_t i = 0; i < a->count; ++i) from[i] = element(r.rank, k, i);
+    for (uint64_t i = 0; i < a->count - r.c.missing; ++i) {
+      const uint32_t v = bits(r.c.dtype, element(r.rank, k, i));
+      memcpy(from + r.c.shift + i * size, &v, size);
+    }
     pl_sanitized_all_reduce(a);
     for (uint64_t i = 0; i < a->count; ++i) {
-      uint32_t want = 0;
-      for (uint32_t p = 0; p < r.c.n; ++p) want += uint32_t(element(p, k, i));
-      r.wrong |= uint32_t(out[i]) != want;
+      uint32_t sum = 0, got = 0;
+      for (uint32_t p = 0; p < r.c.n; ++p) sum += element(p, k, i);
+      memcpy(&got, out + r.c.shift + i * size, size);
+      r.wrong |= got != bits(r.c.dtype, sum);
     }
+    for (uint32_t i = 0; i < r.c.shift; ++i) r.wrong |= static_cast<unsigned char>(out[i]) != UNTOUCHED;
     r.wrong |= state.abort != 0;
     if (!in_place) free(from);
-    free(out);
+    free(out), free(partial);
   }
-  free(a), free(partial);
+  free(a);
   return nullptr;
 }
 
@@ -89,8 +124,12 @@ int main(int argc, char** argv) {
     if (c.n == 0 || c.n > PL_MAX_RANKS) return 4;
     pl_table tables[PL_MAX_RANKS];
     if (fread(tables, sizeof(pl_table), c.n, f) != c.n) return 4;
-    char* slabs = static_cast<char*>(aligned_alloc(64, c.n * SLAB));
-    memset(slabs, 0, c.n * SLAB);
+    char* slabs[PL_MAX_RANKS];
+    for (uint32_t i = 0; i < c.n; ++i) {
+      slabs[i] = static_cast<char*>(aligned_alloc(64, SLAB));
+      memset(slabs[i], 0, DATA);
+      memset(slabs[i] + DATA, c.protocol == PL_SENTINEL ? 0xff : 0, SLAB - DATA);
+    }
     Rank ranks[PL_MAX_RANKS];
     pthread_t threads[PL_MAX_RANKS];
     for (uint32_t i = 0; i < c.n; ++i) {
@@ -101,7 +140,7 @@ int main(int argc, char** argv) {
       pthread_join(threads[i], nullptr);
       wrong |= ranks[i].wrong;
     }
-    free(slabs);
+    for (uint32_t i = 0; i < c.n; ++i) free(slabs[i]);
   }
   fclose(f);
   return wrong ? 3 : 0;

@@ -3,11 +3,12 @@
 use crate::arguments::{Argument, Out, OutArray, Ranks, Take, Use};
 use crate::boundary;
 use crate::group;
+use crate::norm::AddRmsNormIn;
 use crate::registry::{self, Handle};
 use crate::status::{Failure, Outcome, Status};
 use crate::structs::{ConfigIn, ConfigOut, StatsOut, TextOut};
 use peerlane_core::bootstrap::{UniqueId, UNIQUE_ID_BYTES};
-use peerlane_core::comm::{Communicator, Creation};
+use peerlane_core::comm::{AddRmsNorm, Communicator, Creation};
 use peerlane_core::device::Stream;
 use peerlane_core::plan::DeviceKind;
 #[cfg(not(feature = "cuda"))]
@@ -168,18 +169,21 @@ exports! {
         stream: Handle,
         channel: i32,
     ) {
-        let channel = match (channel, comm.0.device_kind()) {
-            (-1, _) | (0, DeviceKind::Cpu) => None,
-            (0..=3, DeviceKind::Gpu) => Some(channel as usize),
-            (_, kind) => {
-                let known = if kind == DeviceKind::Cpu { "0" } else { "0 to 3" };
-                return Err(Failure::argument(format!(
-                    "'channel' is {channel}; this communicator has {known}, and -1 leaves the choice to the library"
-                )));
-            }
-        };
+        let channel = channel_of(&comm.0, channel)?;
         // SAFETY: as above.
         unsafe { all_reduce(&comm.0, Buffers { input, output, count }, dtype, op, stream, channel) }
+    }
+
+    /// Reduces over all ranks, adds the residual and norms.
+    fn peerlane_all_reduce_add_rms_norm(
+        comm: Use<Communicator>,
+        arguments: AddRmsNormIn,
+        stream: Handle,
+        channel: i32,
+    ) {
+        let channel = channel_of(&comm.0, channel)?;
+        // SAFETY: as above, for the buffers that the struct names.
+        unsafe { all_reduce_add_rms_norm(&comm.0, &arguments.0, stream, channel) }
     }
 
     /// Opens a group.
@@ -244,6 +248,52 @@ unsafe fn all_reduce(
         DeviceKind::Gpu => {
             let _ = channel;
             Err(Error::Internal("a communicator on a GPU in a library without CUDA".into()).into())
+        }
+    }
+}
+
+/// # Safety
+/// The buffers are good until the work is done, and `stream` is a stream of the communicator's device.
+unsafe fn all_reduce_add_rms_norm(
+    comm: &Arc<Communicator>,
+    arguments: &AddRmsNorm,
+    stream: Handle,
+    channel: Option<usize>,
+) -> Outcome<()> {
+    match comm.device_kind() {
+        DeviceKind::Cpu => {
+            // SAFETY: a handle is looked up, not followed.
+            let stream: Option<Use<Stream>> = unsafe { Argument::check(stream, "stream") }?;
+            let stream = stream.map(|stream| stream.0);
+            group::keep(comm, stream.as_ref())?;
+            // SAFETY: the caller's promise.
+            Ok(unsafe { comm.all_reduce_add_rms_norm(arguments, stream.as_deref()) }?)
+        }
+        #[cfg(feature = "cuda")]
+        DeviceKind::Gpu => {
+            group::keep(comm, None)?;
+            let stream = stream.as_pointer();
+            // SAFETY: the caller's promise.
+            Ok(unsafe { comm.all_reduce_add_rms_norm_cuda(arguments, stream, channel) }?)
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceKind::Gpu => {
+            let _ = channel;
+            Err(Error::Internal("a communicator on a GPU in a library without CUDA".into()).into())
+        }
+    }
+}
+
+/// The channel that a caller's number means, `None` where the choice is the library's.
+fn channel_of(comm: &Communicator, channel: i32) -> Outcome<Option<usize>> {
+    match (channel, comm.device_kind()) {
+        (-1, _) | (0, DeviceKind::Cpu) => Ok(None),
+        (0..=3, DeviceKind::Gpu) => Ok(Some(channel as usize)),
+        (_, kind) => {
+            let known = if kind == DeviceKind::Cpu { "0" } else { "0 to 3" };
+            Err(Failure::argument(format!(
+                "'channel' is {channel}; this communicator has {known}, and -1 leaves the choice to the library"
+            )))
         }
     }
 }

@@ -7,6 +7,7 @@
 //! | [`arguments`] | one type per kind of argument, which checks what a caller passed |
 //! | [`registry`] | handles: names with a generation, never addresses |
 //! | [`structs`] | the structs that cross by pointer and can grow |
+//! | [`norm`] | the arguments of the fused operation |
 //! | [`group`] | creation of several ranks by one thread |
 //! | [`api`] | every exported function |
 
@@ -15,6 +16,7 @@ mod boundary;
 mod api;
 mod arguments;
 mod group;
+mod norm;
 mod registry;
 mod status;
 mod structs;

@@ -104,29 +104,10 @@ impl Argument for ConfigIn {
         if raw.is_null() {
             return Ok(ConfigIn(None));
         }
-        let bytes = raw.cast::<u8>();
-        // SAFETY: every version begins with its size.
-        let size = unsafe { bytes.cast::<usize>().read_unaligned() };
-        check_size(
-            &format!("{name}->size"),
-            size,
-            RawConfig::FIRST,
-            "call peerlane_config_init before filling the struct",
-        )?;
-        let known = size_of::<RawConfig>();
-        for at in known..size {
-            // SAFETY: the caller's struct has `size` bytes.
-            if unsafe { bytes.add(at).read() } != 0 {
-                return Err(Error::Unsupported(format!(
-                    "'{name}' sets a field at byte {at}, but this library knows {known} bytes; update the library or leave \
-                     the field as peerlane_config_init set it"
-                ))
-                .into());
-            }
-        }
-        let mut fields = RawConfig::UNSET;
-        // SAFETY: both have as many bytes, and every bit pattern is a value of the fields' types.
-        unsafe { (&raw mut fields).cast::<u8>().copy_from_nonoverlapping(bytes, size.min(known)) };
+        let (first, remedy) =
+            (RawConfig::FIRST, "call peerlane_config_init before filling the struct");
+        // SAFETY: the caller's promise, and every bit pattern is a value of the fields' types.
+        let fields = unsafe { read_struct(raw, name, first, remedy, RawConfig::UNSET) }?;
         // SAFETY: texts are NULL or end with a 0, says the header.
         let text = |p: *const c_char| (!p.is_null()).then(|| unsafe { CStr::from_ptr(p) });
         let islands = text(fields.islands)
@@ -292,6 +273,39 @@ impl StatsOut {
             );
         }
     }
+}
+
+/// A struct that begins with its size, as the caller filled it; what an older program does not know of it is as in `unset`.
+/// `first` are the bytes of its first version.
+///
+/// # Safety
+/// `raw` points to a struct as long as its first field says, and every bit pattern is a `T`.
+pub(crate) unsafe fn read_struct<T: Copy>(
+    raw: *const T,
+    name: &str,
+    first: usize,
+    remedy: &str,
+    unset: T,
+) -> Outcome<T> {
+    let bytes = raw.cast::<u8>();
+    // SAFETY: every version begins with its size.
+    let size = unsafe { bytes.cast::<usize>().read_unaligned() };
+    check_size(&format!("{name}->size"), size, first, remedy)?;
+    let known = size_of::<T>();
+    for at in known..size {
+        // SAFETY: the caller's struct has `size` bytes.
+        if unsafe { bytes.add(at).read() } != 0 {
+            return Err(Error::Unsupported(format!(
+                "'{name}' sets a field at byte {at}, but this library knows {known} bytes; update the library or leave the \
+                 field unset"
+            ))
+            .into());
+        }
+    }
+    let mut fields = unset;
+    // SAFETY: both have as many bytes, and the caller vouches for the type.
+    unsafe { (&raw mut fields).cast::<u8>().copy_from_nonoverlapping(bytes, size.min(known)) };
+    Ok(fields)
 }
 
 fn check_size(name: &str, size: usize, first: usize, remedy: &str) -> Outcome<()> {

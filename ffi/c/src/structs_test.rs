@@ -48,6 +48,8 @@ fn structs_have_the_layout_of_the_header() {
     layout!(RawConfig, "peerlane_config": size islands slab_bytes deadline_seconds setup_deadline_seconds algorithm
         protocol direction check run_dir device device_ordinal lane reserved);
     layout!(RawStats, "peerlane_stats": size calls steps bytes failed tree_hash by_algorithm by_protocol);
+    layout!(crate::norm::RawAddRmsNorm, "peerlane_add_rms_norm": size input residual gamma normed residual_out rows width
+        dtype eps weight_bias unfused);
     layout!([u8; peerlane_core::bootstrap::UNIQUE_ID_BYTES], "peerlane_unique_id":);
 }
 

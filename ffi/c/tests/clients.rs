@@ -82,6 +82,7 @@ clients! {
     threads_and_groups_get_exact_results: "tests/c/threads.c";
     misuse_is_refused_with_a_message: "tests/c/misuse.c";
     communicators_end_in_any_order_and_on_any_thread: "tests/c/lifecycle.c";
+    fused_rows_get_the_bits_of_unfused_ones: "tests/c/fused.c";
     what_others_do_wrong_is_named: "tests/c/faults.c", valgrind "20";
     the_example_adds_up: "examples/c/all_reduce.c";
 }

@@ -16,10 +16,16 @@ const BUILT_WITH: &str = env!("PEERLANE_NVCC_VERSION");
 const FANS: [&str; 5] = ["1", "3", "7", "15", "any"];
 const ANY: usize = FANS.len() - 1;
 
+/// Types with the fused operation, and how many operands its kernels load at once.
+const NORMED: [DType; 2] = [DType::F16, DType::BF16];
+const FUSED_FANS: [&str; 3] = ["3", "7", "any"];
+
 /// Every kernel, by data type, protocol and fan-in.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     functions: Vec<Option<Function<pl_args>>>,
+    fused: Vec<Function<pl_args>>,
+    norms: Vec<Function<pl_args>>,
 }
 
 type Cached = (Uuid, Option<PathBuf>, Weak<Kernels>);
@@ -77,7 +83,17 @@ impl Kernels {
                 }
             }
         }
-        Ok(Kernels { functions })
+        let (mut fused, mut norms) = (Vec::new(), Vec::new());
+        for name in NORMED.map(short_name) {
+            norms.push(module.function(&format!("pl_add_rms_norm_{name}"))?);
+            for protocol in Protocol::ALL {
+                for suffix in FUSED_FANS {
+                    let symbol = format!("pl_all_reduce_add_rms_norm_{name}_{protocol}_{suffix}");
+                    fused.push(module.function(&symbol)?);
+                }
+            }
+        }
+        Ok(Kernels { functions, fused, norms })
     }
 
     /// The kernel for a call over `table`.
@@ -99,6 +115,37 @@ impl Kernels {
         let at = (dtype as usize * Protocol::ALL.len() + protocol as usize) * FANS.len() + fan;
         let function = self.functions.get(at).and_then(Option::as_ref);
         function.ok_or_else(|| Error::Internal(format!("no kernel for {dtype} {op} by {protocol}")))
+    }
+
+    /// The kernel for an all-reduce over `table` with add + RMSNorm.
+    pub fn fused(
+        &self,
+        dtype: DType,
+        protocol: Protocol,
+        table: &pl_table,
+    ) -> Result<&Function<pl_args>> {
+        let fan = match table.fan_in {
+            0..=3 => 0,
+            4..=7 => 1,
+            _ => 2,
+        };
+        let at =
+            (Self::normed(dtype)? * Protocol::ALL.len() + protocol as usize) * FUSED_FANS.len();
+        let function = self.fused.get(at + fan);
+        function
+            .ok_or_else(|| Error::Internal(format!("no fused kernel for {dtype} by {protocol}")))
+    }
+
+    /// The kernel for add + RMSNorm by itself.
+    pub fn norm(&self, dtype: DType) -> Result<&Function<pl_args>> {
+        let function = self.norms.get(Self::normed(dtype)?);
+        function.ok_or_else(|| Error::Internal(format!("no norm of {dtype}")))
+    }
+
+    /// Where `dtype` stands in [`NORMED`].
+    fn normed(dtype: DType) -> Result<usize> {
+        let at = NORMED.iter().position(|&normed| normed == dtype);
+        at.ok_or_else(|| Error::Internal(format!("add + RMSNorm of {dtype}")))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A rank on a GPU: one kernel per step on the caller's stream, eager and captured alike. A call allocates nothing and asks
 //! the driver for nothing but whether the stream is being captured.
 
-use super::shape::ShapeRule;
+use super::shape::{Shape, ShapeRule};
 use super::slab::{Peer, Slab};
 use super::state::DeviceState;
 use crate::bootstrap::{Steps, Watch, CHANNELS};
@@ -244,14 +244,15 @@ impl GpuRank {
         channel: usize,
     ) -> Result<u64> {
         let protocol = plan.choice.protocol;
-        let kernel = self.parts.state.kernels.get(call.dtype, call.op, protocol, &plan.table)?;
+        let kernels = &self.parts.state.kernels;
+        let kernel = match call.rows() {
+            None => kernels.get(call.dtype, call.op, protocol, &plan.table)?,
+            Some(_) => kernels.fused(call.dtype, protocol, &plan.table)?,
+        };
         launcher.calls[channel] += 1;
         let number = launcher.calls[channel];
         let args = &mut launcher.prepared[index][channel];
-        let step = plan.step_elements(call.dtype);
-        if step == 0 {
-            return Err(Error::Internal(format!("{:?} has no room for one pack", plan.choice)));
-        }
+        let step = plan.step_elements(call)?;
         args.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
         args.call = number;
         args.signature = signature(call, plan.choice);
@@ -264,21 +265,33 @@ impl GpuRank {
             args.input = call.input.wrapping_byte_add(offset);
             args.output = call.output.wrapping_byte_add(offset);
             args.count = count;
-            let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
-            let shape = self.parts.rule.shape(&plan.table, &args.geo, protocol, packs);
-            args.chunk_packs = shape.chunk_packs;
-            let shape = LaunchShape {
-                blocks: shape.blocks,
-                threads: shape.threads,
-                shared_bytes: 0,
-                programmatic: false,
+            let shape = match &call.norm {
+                Some(norm) if norm.fused => {
+                    norm.prepare(args, call.dtype, done, count);
+                    self.parts.rule.rows(args.rows)
+                }
+                _ => {
+                    (args.rows, args.width) = (0, 0);
+                    let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
+                    self.parts.rule.shape(&plan.table, &args.geo, protocol, packs)
+                }
             };
+            args.chunk_packs = shape.chunk_packs;
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped at `base` until
             // the sticky word is set; state and report live as long as the rank and every graph that captured it; the
             // caller vouches for input and output; the channel's owner word refuses a second launch.
-            unsafe { kernel.launch(entered, stream, &shape, args)? };
+            unsafe { kernel.launch(entered, stream, &launch_shape(shape), args)? };
             steps += 1;
             done += count;
+        }
+        if let Some(norm) = call.norm_after() {
+            args.output = call.output;
+            norm.prepare(args, call.dtype, 0, call.count as u64);
+            let shape = ShapeRule::alone(args.rows);
+            let kernel = kernels.norm(call.dtype)?;
+            // SAFETY: the caller vouches for all buffers of the call. Of a sum that failed NaN is left, which makes NaN of
+            // both outputs.
+            unsafe { kernel.launch(entered, stream, &launch_shape(shape), args)? };
         }
         Ok(steps)
     }
@@ -308,6 +321,7 @@ impl GpuRank {
                 count: values.len(),
                 dtype: DType::F32,
                 op: Op::Sum,
+                norm: None,
             };
             self.enqueue(&call, plans, index, stream.as_ref(), None)?;
             stream.synchronize()?;
@@ -412,6 +426,15 @@ impl GpuRank {
     }
 }
 
+fn launch_shape(shape: Shape) -> LaunchShape {
+    LaunchShape {
+        blocks: shape.blocks,
+        threads: shape.threads,
+        shared_bytes: 0,
+        programmatic: false,
+    }
+}
+
 /// Bytes of scratch that a step of `plan` may need, of any type; none where the schedule keeps no partial sums.
 fn scratch_bytes(plan: &Plan) -> usize {
     let folds = &plan.table.phase[..usize::from(plan.table.phases)];
@@ -420,6 +443,6 @@ fn scratch_bytes(plan: &Plan) -> usize {
     if plan.table.fold[..folds].iter().all(|fold| u32::from(fold.dst) != PL_DST_PARTIAL) {
         return 0;
     }
-    let of = |dtype: &DType| partial_bytes(*dtype, plan.step_elements(*dtype)) as usize;
+    let of = |dtype: &DType| partial_bytes(*dtype, plan.most_elements(*dtype)) as usize;
     DType::ALL.iter().map(of).max().unwrap_or(0)
 }

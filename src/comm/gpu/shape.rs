@@ -9,6 +9,8 @@ use crate::types::Protocol;
 const MOST_BLOCKS: u32 = 14;
 const FEW_THREADS: u32 = 128;
 const MANY_THREADS: u32 = 256;
+/// Several per multiprocessor of the largest GPU; with more rows blocks take turns.
+const MOST_BLOCKS_ALONE: u32 = 1024;
 /// Chunks of a block that are in flight at once, for the protocol that raises a flag per chunk.
 const CHUNKS_IN_FLIGHT: u64 = 4;
 
@@ -54,6 +56,25 @@ impl ShapeRule {
         }
         Shape { blocks, threads, chunk_packs: chunk as u32 }
     }
+
+    /// For a fused step of `rows` rows, each of which is one block's: its norm needs all of it.
+    pub fn rows(&self, rows: u64) -> Shape {
+        Shape {
+            threads: self.threads.unwrap_or(MANY_THREADS),
+            ..Self::blocks_for(rows, self.most_blocks)
+        }
+    }
+
+    /// For a norm by itself, which waits for nobody and may have the whole GPU.
+    pub fn alone(rows: u64) -> Shape {
+        Self::blocks_for(rows, MOST_BLOCKS_ALONE)
+    }
+
+    fn blocks_for(rows: u64, most: u32) -> Shape {
+        let blocks = rows.clamp(1, most.into()) as u32;
+        // Chunks are rows, whatever is said here.
+        Shape { blocks, threads: MANY_THREADS, chunk_packs: 1 }
+    }
 }
 
 #[cfg(test)]
@@ -90,5 +111,14 @@ mod tests {
         let bulk = step(rule, Protocol::Flagged, 1 << 20);
         assert!(u64::from(bulk.chunk_packs) * 32 >= 1 << 20, "the flags are enough: {bulk:?}");
         assert_eq!(step(ShapeRule { threads: Some(64), ..rule }, Protocol::Ll, 100).threads, 64);
+    }
+
+    #[test]
+    fn a_row_is_one_blocks_and_fused_steps_keep_to_the_same_share() {
+        let rule = ShapeRule::new(132, 8, None, None);
+        assert_eq!(rule.rows(3), Shape { blocks: 3, threads: 256, chunk_packs: 1 });
+        assert_eq!(rule.rows(1000).blocks, rule.most_blocks);
+        assert_eq!(ShapeRule::alone(1000).blocks, 1000);
+        assert_eq!(ShapeRule::alone(1 << 40).blocks, MOST_BLOCKS_ALONE);
     }
 }

@@ -6,6 +6,7 @@ use crate::types::{DType, Op, Protocol, MAX_RANKS};
 
 extern "C" {
     fn pl_host_all_reduce(args: *const pl_args);
+    fn pl_host_add_rms_norm(args: *const pl_args);
 }
 
 /// Most packs of a chunk: its bytes, widened to fp32, are counted in 32 bits.
@@ -18,7 +19,8 @@ pub const fn partial_bytes(dtype: DType, count: u64) -> u64 {
     count.div_ceil(per_pack) * per_pack * dtype.acc_size() as u64
 }
 
-/// Runs one step for one rank on the calling thread, and returns when it has finished or given up.
+/// Runs one step for one rank on the calling thread, and returns when it has finished or given up. With `args.rows` it is
+/// the fused one, and norms the rows that it has reduced.
 ///
 /// A step that gives up is no error here: it has filled its output and set `pl_state`, which the caller looks at.
 ///
@@ -35,7 +37,10 @@ pub const fn partial_bytes(dtype: DType, count: u64) -> u64 {
 /// - Where the table keeps partial sums, `args.partial` can be written for [`partial_bytes`], is aligned to 16 bytes, and
 ///   belongs to this channel alone.
 /// - Each piece fits its slot: `slot_bytes` is at least the piece's packs times 16 (32 where it travels as fp32), twice
-///   that for `ll`; `flag_chunks` is at least the piece's packs divided by `chunk_packs`, rounded up.
+///   that for `ll`; `flag_chunks` is at least the piece's packs divided by `chunk_packs`, rounded up. With rows: a slot
+///   holds the piece's packs of all rows, and `flag_chunks` is at least `rows`.
+/// - With rows, [`add_rms_norm`]'s demands on the buffers hold as well; `residual_out` may also be the input, and `output`
+///   must not overlap the residual.
 pub unsafe fn all_reduce(args: &pl_args) -> Result<()> {
     check(args)?;
     // SAFETY: the caller vouches for every address in `args` and for the table; `check` has just refused whatever the
@@ -44,8 +49,43 @@ pub unsafe fn all_reduce(args: &pl_args) -> Result<()> {
     Ok(())
 }
 
+/// Adds the residual to sums that are in `args.output`, norms the rows into the same place, and writes what the norm was
+/// taken of to `args.residual_out`. No other rank takes part.
+///
+/// # Errors
+/// As for [`all_reduce`].
+///
+/// # Safety
+/// `args.output` and `args.residual_out` can be written and `args.residual` read for `args.count` elements, `args.gamma`
+/// read for `args.width`; `residual_out` may be the residual, and nothing else that is written overlaps another.
+pub unsafe fn add_rms_norm(args: &pl_args) -> Result<()> {
+    check_rows(args, DType::from_raw(args.dtype)?)?;
+    // SAFETY: the caller vouches for every address; the type and the width are such as there is code for.
+    unsafe { pl_host_add_rms_norm(args) };
+    Ok(())
+}
+
+fn check_rows(args: &pl_args, dtype: DType) -> Result<()> {
+    let fits = args.rows.checked_mul(args.width) == Some(args.count);
+    if !matches!(dtype, DType::F16 | DType::BF16)
+        || args.width == 0
+        || !args.width.is_multiple_of(8)
+        || args.width > u32::MAX.into()
+        || !fits
+    {
+        return Err(Error::Internal(format!(
+            "kernel arguments: {} rows of {} {dtype} for {} elements",
+            args.rows, args.width, args.count
+        )));
+    }
+    Ok(())
+}
+
 fn check(args: &pl_args) -> Result<()> {
     let dtype = DType::from_raw(args.dtype)?;
+    if args.rows != 0 {
+        check_rows(args, dtype)?;
+    }
     Op::from_raw(args.op)?;
     let protocol = Protocol::from_raw(args.proto)?;
     if protocol == Protocol::Sentinel && !dtype.has_sentinel() {

@@ -14,6 +14,16 @@ pub unsafe extern "C" fn hostkernels_all_reduce(args: *const pl_args) {
     }
 }
 
+/// Add + RMSNorm by itself: the library's own host kernel.
+#[no_mangle]
+pub unsafe extern "C" fn hostkernels_add_rms_norm(args: *const pl_args) {
+    // SAFETY: as above.
+    let done = unsafe { peerlane::device::cpu::add_rms_norm(&*args) };
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
 /// `pl_foreign_args` of `cuda/foreign.cu`.
 #[repr(C)]
 pub struct ForeignArguments {

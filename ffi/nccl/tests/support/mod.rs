@@ -93,7 +93,10 @@ impl World {
             .env(ROLE, format!("{way:?} {rank} {n} {}", self.dir.path().display()))
             .env("LD_LIBRARY_PATH", path)
             .env("FAKECUDA_RANK", rank.to_string())
-            .env("FAKECUDA_KERNEL_MAP", "pl_all_reduce_=pl_host_all_reduce")
+            .env(
+                "FAKECUDA_KERNEL_MAP",
+                "pl_all_reduce_=pl_host_all_reduce,pl_add_rms_norm_=pl_host_add_rms_norm",
+            )
             .env("PEERLANE_KERNELS", kernels)
             .env("PEERLANE_RUN_DIR", run)
             .env("PEERLANE_SLAB", "4M")
@@ -157,7 +160,7 @@ pub fn role() -> Option<Rank> {
         "Full" => Way::Full,
         _ => Way::Alone,
     };
-    register_kernel();
+    register_kernels();
     let (api, rest, real) = load(way);
     Some(Rank {
         way,
@@ -257,7 +260,15 @@ unsafe extern "C" fn run(args: *const pl_args) {
     }
 }
 
-fn register_kernel() {
+unsafe extern "C" fn norm(args: *const pl_args) {
+    // SAFETY: as above.
+    let done = unsafe { peerlane_core::device::cpu::add_rms_norm(&*args) };
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
+fn register_kernels() {
     type Register =
         unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const pl_args), usize) -> u32;
     let driver = dlopen(&driver().join("libcuda.so.1"));
@@ -265,6 +276,7 @@ fn register_kernel() {
     unsafe {
         let register: Register = std::mem::transmute(dlsym(driver, "fakecuda_register_kernel"));
         assert_eq!(register(c"pl_host_all_reduce".as_ptr(), run, size_of::<pl_args>()), 0);
+        assert_eq!(register(c"pl_host_add_rms_norm".as_ptr(), norm, size_of::<pl_args>()), 0);
     }
 }
 

@@ -170,6 +170,13 @@ pub struct Args {
     /// On GPUs: threads of a block, a multiple of 32 up to 256
     #[arg(long, value_name = "N")]
     pub block_threads: Option<u32>,
+    /// On GPUs: measure all-reduce, residual add and RMSNorm in one kernel; the rival is our all-reduce and a kernel of the
+    /// rest after it. Types half and bfloat16
+    #[arg(long, conflicts_with = "rival")]
+    pub fused: bool,
+    /// Elements of a row of --fused; sizes are whole rows
+    #[arg(long, value_name = "N", default_value_t = 7168, requires = "fused")]
+    pub width: usize,
     /// A fatbin of cuda/foreign.cu in place of the one that is built in
     #[arg(long, value_name = "FILE", requires = "between")]
     pub foreign_kernel: Option<PathBuf>,
@@ -238,6 +245,7 @@ impl Args {
             ("--ranks-per-gpu", self.ranks_per_gpu.is_some()),
             ("-G", self.graph > 0),
             ("--between", self.between),
+            ("--fused", self.fused),
             ("--lane", self.lane.is_some()),
             ("--blocks", self.blocks.is_some()),
             ("--block-threads", self.block_threads.is_some()),
@@ -260,6 +268,9 @@ impl Args {
             self.rival != Some(Rival::Mpi) && self.rival_driver.is_none(),
             "--rival mpi reduces in host memory; beside GPUs use --rival nccl"
         );
+        if self.fused {
+            self.validate_fused()?;
+        }
         ensure!(
             self.ranks_per_gpu != Some(0),
             "--ranks-per-gpu 0: a GPU that carries ranks carries at least one"
@@ -276,6 +287,31 @@ impl Args {
             self.iters,
             self.aggregate
         );
+        Ok(())
+    }
+
+    /// Types, operations and sizes that the fused operation has.
+    fn validate_fused(&self) -> Result<()> {
+        let halves = [DType::F16, DType::BF16];
+        if let Some(other) = self.dtypes.0.iter().find(|dtype| !halves.contains(dtype)) {
+            bail!("--fused has no {other}; use -d half, -d bfloat16 or -d half,bfloat16");
+        }
+        if let Some(other) = self.ops.0.iter().find(|op| **op != Op::Sum) {
+            bail!("--fused has no {other}; it adds: -o sum");
+        }
+        ensure!(self.aggregate == 1, "-m {} --fused: one call at a time", self.aggregate);
+        ensure!(
+            self.width > 0 && self.width.is_multiple_of(8) && self.width <= 1 << 24,
+            "--width {}: a row has a multiple of 8 elements, up to 16777216",
+            self.width
+        );
+        let row = 2 * self.width as u64;
+        if let Some(size) = self.sizes()?.into_iter().find(|size| !size.is_multiple_of(row)) {
+            bail!(
+                "--fused: {size} bytes are no whole rows of {} elements, {row} bytes; use -b {row} -f 2, or --width",
+                self.width
+            );
+        }
         Ok(())
     }
 
@@ -298,6 +334,12 @@ impl Args {
             lines.push(
                 "between: a kernel of somebody else's before every call; what these take alone is subtracted".into(),
             );
+        }
+        if self.fused {
+            lines.push(format!(
+                "fused: all-reduce, residual add and RMSNorm in one kernel, rows of {}; beside it all-reduce and a kernel after it",
+                self.width
+            ));
         }
         if let Some(blocks) = self.blocks {
             lines.push(format!(
@@ -404,6 +446,13 @@ mod tests {
             ("--ranks-per-gpu 0", "at least one"),
             ("-m 2 --between", "nothing between"),
             ("-G 1 -n 20001", "-G larger"),
+            ("--fused -d float", "no float"),
+            ("--fused -d half -o max", "no max"),
+            ("--fused -d half -b 14336 -e 14336 --width 7164", "multiple of 8"),
+            ("--fused -d half -b 1K -e 64K", "no whole rows"),
+            ("--fused -d half -b 14336 -e 14336 -m 2", "one call at a time"),
+            ("--fused -d half --rival nccl", "cannot be used with"),
+            ("--width 8", "--fused"),
         ] {
             let error = refusal(&format!("--device cuda {line}"));
             assert!(error.contains(what), "{line}: {error}");

@@ -55,7 +55,8 @@ impl Buffer {
         self.lines.fill(Line([POISON; 64]));
     }
 
-    fn guard_intact(&self) -> bool {
+    /// Whether nothing behind the message was written to.
+    pub fn guard_intact(&self) -> bool {
         bytemuck::cast_slice::<Line, u8>(&self.lines)[self.bytes..].iter().all(|&b| b == POISON)
     }
 }

@@ -9,7 +9,7 @@ use peerlane::device::Stream;
 
 impl Rank {
     /// Makes the calls with fresh data each, waits for all, and counts wrong elements.
-    pub(super) fn burst(&mut self, burst: &Burst) -> Result<u64> {
+    pub(super) fn burst(&mut self, burst: &Burst, busy: &mut dyn FnMut()) -> Result<u64> {
         let mut work = Vec::with_capacity(burst.calls.len());
         for call in &burst.calls {
             let payload = self.next_data(call);
@@ -17,6 +17,7 @@ impl Rank {
             input.resize(call.bytes())?;
             output.resize(call.bytes())?;
             payload.fill(self.comm.rank(), input.message());
+            busy();
             work.push((call, payload, input, output));
         }
         // After the buffers, hence dropped before them: a stream finishes what it holds when it goes.
@@ -36,18 +37,21 @@ impl Rank {
             let made =
                 unsafe { self.comm.all_reduce(from, to, call.count, call.dtype, call.op, stream) };
             outcome = outcome.and(made);
+            busy();
         }
         if burst.group {
             outcome = outcome.and(group_end());
         }
         for stream in &streams {
             outcome = outcome.and(stream.synchronize());
+            busy();
         }
         // What failed on a stream is the communicator's error.
         outcome.and(self.comm.error().map_or(Ok(()), Err))?;
         let mut wrong = 0;
         for (call, payload, input, output) in &mut work {
             wrong += compare(self.comm.rank(), call, payload, input, output)?;
+            busy();
         }
         Ok(wrong)
     }
@@ -65,7 +69,7 @@ mod tests {
     fn wrong(seeds: [u64; 2], streams: usize, group: bool) -> u64 {
         let dir = std::env::temp_dir().join(format!("peerlane-burst-{}", std::process::id()));
         let config =
-            Config { run_dir: Some(dir), ..Config::from_vars(2, &Env::default()).unwrap() };
+            Config { run_dir: Some(dir.clone()), ..Config::from_vars(2, &Env::default()).unwrap() };
         let call = |count, in_place| Call { count, dtype: DType::F32, op: Op::Sum, in_place };
         let calls = vec![call(1000, false), call(0, false), call(5, true), call(300_000, true)];
         let burst = Burst { calls, streams, group };
@@ -75,10 +79,12 @@ mod tests {
             .zip(seeds)
             .map(|(comm, seed)| {
                 let burst = burst.clone();
-                std::thread::spawn(move || Rank::new(comm, seed).burst(&burst).unwrap())
+                std::thread::spawn(move || Rank::new(comm, seed).burst(&burst, &mut || ()).unwrap())
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        let wrong = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        let _ = std::fs::remove_dir_all(dir);
+        wrong
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub use args::Args;
 use anyhow::{anyhow, bail, ensure, Result};
 use args::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use orders::{Answer, Call, Gpu, Order, Settings, Timing};
+use orders::{Answer, Call, Gpu, Order, Settings, Subject, Task, Timing};
 use output::Output;
 use parent::Ranks;
 use peerlane::schedule::Islands;
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut ranks =
         if args.in_process() { Ranks::threads(&settings)? } else { Ranks::processes(&settings)? };
     let rival = match args.rival {
-        None => None,
+        None => args.fused.then(|| Rival::unfused(args.width)),
         Some(args::Rival::Mpi) => Some(Rival::mpi(args.rival_driver.as_deref(), args.ranks)?),
         Some(args::Rival::Nccl) => Some(gpus.nccl(&mut ranks)?),
     };
@@ -228,7 +228,10 @@ impl Bench<'_> {
         let mut wrong = 0;
         if self.args.check > 0 {
             let (iterations, graph) = (self.args.check, self.args.graph > 0);
-            let order = Order::Check { call: *call, iterations, graph };
+            let order = match self.subject() {
+                None => Order::Check { call: *call, iterations, graph },
+                Some(fused) => Order::Other(fused, Task::Check { call: *call, iterations, graph }),
+            };
             for answer in self.ranks.ask(&order)? {
                 match answer {
                     Answer::Checked { wrong: n } => wrong += n,
@@ -284,7 +287,16 @@ impl Bench<'_> {
     }
 
     fn time(&mut self, call: &Call, timing: Timing) -> Result<Timed> {
-        timed(self.ranks.ask(&Order::Time { call: *call, timing })?, &timing)
+        let order = match self.subject() {
+            None => Order::Time { call: *call, timing },
+            Some(fused) => Order::Other(fused, Task::Time { call: *call, timing }),
+        };
+        timed(self.ranks.ask(&order)?, &timing)
+    }
+
+    /// What is measured in place of our all-reduce.
+    fn subject(&self) -> Option<Subject> {
+        self.args.fused.then_some(Subject::Norm { width: self.args.width, fused: true })
     }
 }
 

@@ -136,17 +136,26 @@ pub enum Order {
     Burst(Burst),
     /// Time batches of calls.
     Time { call: Call, timing: Timing },
-    /// The same for the rival that the ranks themselves call.
-    Rival(RivalOrder),
+    /// Make a communicator of NCCL's beside ours; `id` is its unique id in hexadecimal.
+    JoinNccl { library: PathBuf, id: String },
+    /// To check or to time something else than our all-reduce.
+    Other(Subject, Task),
     /// Leave the communicator and end.
     Leave,
 }
 
-/// For the rival in the ranks' own processes: NCCL.
+/// Whose calls an order is about, where it is not our all-reduce. GPUs alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Subject {
+    /// NCCL's all-reduce.
+    Nccl,
+    /// All-reduce, residual add and RMSNorm over rows of `width`, in one kernel or two.
+    Norm { width: usize, fused: bool },
+}
+
+/// What is to be done with the calls of a [`Subject`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum RivalOrder {
-    /// Make a communicator of NCCL's beside ours; `id` is its unique id in hexadecimal.
-    Join { library: PathBuf, id: String },
+pub enum Task {
     /// As [`Order::Check`].
     Check { call: Call, iterations: u32, graph: bool },
     /// As [`Order::Time`].

@@ -239,9 +239,10 @@ impl Drop for Ranks {
     }
 }
 
-/// The longest a rank may be silent: its own waits end by the deadline, and checks of large messages take their time.
+/// The longest a rank may be silent. A wait ends by the deadline, but what a rank does between two words may be several
+/// waits, each of them almost as long, and the check of a large message, which on a machine with more to do take minutes.
 fn silence(settings: &Settings) -> Duration {
-    Duration::from_secs_f64(settings.deadline) + Duration::from_secs(30)
+    Duration::from_secs_f64(2.0 * settings.deadline) + Duration::from_secs(120)
 }
 
 /// Passes on a rank's answers until its pipe ends; the reason if it was not the end of the pipe.

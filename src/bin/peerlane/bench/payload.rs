@@ -96,7 +96,7 @@ impl Payload {
     }
 
     /// Element `i` of rank `rank`. Sums of 16 stay within -64..=112, products within -15..=15.
-    fn value(&self, rank: usize, i: u64) -> i64 {
+    pub fn value(&self, rank: usize, i: u64) -> i64 {
         let own = mix(self.keys[rank] ^ i);
         match self.op {
             Op::Sum | Op::Avg => (own & 7) as i64 - if self.signed { 4 } else { 0 },
@@ -119,6 +119,12 @@ impl Payload {
                 }
             }
         }
+    }
+
+    /// Element `i` of the sum of all ranks.
+    #[cfg(feature = "cuda")]
+    pub fn sum(&self, i: u64) -> i64 {
+        (0..self.ranks).map(|rank| self.value(rank, i)).sum()
     }
 
     /// Element `i` of the result, from first principles.

@@ -42,10 +42,12 @@ impl Rank {
                 }
                 Ok(Answer::Checked { wrong })
             }
-            Order::Burst(burst) => Ok(Answer::Checked { wrong: self.burst(burst)? }),
+            Order::Burst(burst) => Ok(Answer::Checked { wrong: self.burst(burst, busy)? }),
             Order::Time { call, timing } => self.time(call, timing, busy),
             Order::Join { .. } => bail!("already a member of a communicator"),
-            Order::Rival(_) => bail!("a rank on the CPU has no rival in its own process"),
+            Order::JoinNccl { .. } | Order::Other(..) => {
+                bail!("a rank on the CPU calls our all-reduce alone")
+            }
             Order::Leave => bail!("only the owner of a rank can make it leave"),
         }
     }

@@ -1,6 +1,6 @@
 //! What is measured beside ours in the same run.
 
-use super::orders::{Answer, Call, Order, RivalOrder, Timing};
+use super::orders::{Answer, Call, Order, Subject, Task, Timing};
 use super::parent::Ranks;
 use super::rival_mpi::{Mpi, Plan};
 use super::rows::{median, RivalResult};
@@ -13,9 +13,9 @@ use std::time::Duration;
 pub enum Rival {
     /// Open MPI: processes of its own.
     Mpi(Mpi),
-    /// NCCL: the ranks call it themselves, on the same streams and buffers as ours.
+    /// NCCL, or our own unfused calls: the ranks make them themselves, on the same streams and buffers as ours.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    Nccl { version: String },
+    Called { name: String, version: String, subject: Subject },
 }
 
 impl Rival {
@@ -29,20 +29,29 @@ impl Rival {
     pub fn nccl(library: &Path, ranks_per_gpu: usize, ranks: &mut Ranks) -> Result<Self> {
         let nccl = super::gpu::nccl::Nccl::open(library)?;
         nccl.require_sharing(ranks_per_gpu)?;
-        let order = RivalOrder::Join { library: library.to_owned(), id: nccl.unique_id()? };
-        for answer in ranks.ask(&Order::Rival(order))? {
+        let order = Order::JoinNccl { library: library.to_owned(), id: nccl.unique_id()? };
+        for answer in ranks.ask(&order)? {
             if answer != Answer::Joined {
                 bail!("a rank answered an invitation to NCCL with {answer:?}");
             }
         }
-        Ok(Rival::Nccl { version: nccl.version() })
+        Ok(Rival::Called { name: "NCCL".into(), version: nccl.version(), subject: Subject::Nccl })
+    }
+
+    /// Our own all-reduce and the kernel of add + RMSNorm after it.
+    pub fn unfused(width: usize) -> Self {
+        Rival::Called {
+            name: "unfused".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            subject: Subject::Norm { width, fused: false },
+        }
     }
 
     /// Name and version.
     pub fn title(&self) -> String {
         match self {
             Rival::Mpi(mpi) => mpi.title(),
-            Rival::Nccl { version } => format!("NCCL {version}"),
+            Rival::Called { name, version, .. } => format!("{name} {version}"),
         }
     }
 
@@ -70,23 +79,24 @@ impl Rival {
                 };
                 mpi.measure(call, &plan)
             }
-            Rival::Nccl { version } => {
+            Rival::Called { name, version, subject } => {
                 let mut wrong = 0;
                 if counts.checks > 0 {
                     let (iterations, graph) = (counts.checks, timing.graph > 0);
-                    let order = RivalOrder::Check { call: *call, iterations, graph };
-                    for answer in ranks.ask(&Order::Rival(order))? {
+                    let task = Task::Check { call: *call, iterations, graph };
+                    for answer in ranks.ask(&Order::Other(*subject, task))? {
                         match answer {
                             Answer::Checked { wrong: n } => wrong += n,
-                            other => bail!("a rank answered a check of NCCL with {other:?}"),
+                            other => bail!("a rank answered a check of {name} with {other:?}"),
                         }
                     }
                 }
-                let order = RivalOrder::Time { call: *call, timing: *timing };
-                let timed = super::timed(ranks.ask(&Order::Rival(order))?, timing)?;
-                let checked = counts.checks > 0 && !counts.rival_rounds_otherwise(call);
+                let task = Task::Time { call: *call, timing: *timing };
+                let timed = super::timed(ranks.ask(&Order::Other(*subject, task))?, timing)?;
+                let otherwise = *subject == Subject::Nccl && counts.rival_rounds_otherwise(call);
+                let checked = counts.checks > 0 && !otherwise;
                 Ok(Some(RivalResult {
-                    name: "NCCL".into(),
+                    name: name.clone(),
                     version: version.clone(),
                     time_us: median(&timed.batch_us),
                     wrong: checked.then_some(wrong + timed.wrong),
@@ -100,7 +110,7 @@ impl Rival {
         match self {
             Rival::Mpi(mpi) => mpi.finish(),
             // The ranks end it when they leave.
-            Rival::Nccl { .. } => Ok(()),
+            Rival::Called { .. } => Ok(()),
         }
     }
 }

@@ -76,7 +76,11 @@ impl Round {
             match order {
                 Order::Check { call, iterations, .. } => add(call, u64::from(*iterations)),
                 Order::Burst(burst) => burst.calls.iter().for_each(|call| add(call, 1)),
-                Order::Join { .. } | Order::Time { .. } | Order::Rival(_) | Order::Leave => {}
+                Order::Join { .. }
+                | Order::Time { .. }
+                | Order::JoinNccl { .. }
+                | Order::Other(..)
+                | Order::Leave => {}
             }
         }
         (total.0 * self.cycles as u64, total.1 * self.cycles as u64)

@@ -55,13 +55,32 @@ impl Library for Ours {
     }
 
     fn failure(&self) -> Option<anyhow::Error> {
-        let failed = |comm: &Communicator| Some((comm.rank(), comm.error()?));
-        let (rank, error) = self.0.iter().find_map(failed)?;
-        Some(anyhow::anyhow!("rank {rank}: {error}"))
+        failure(&self.0)
     }
 
     fn stats(&self) -> Stats {
         self.0.first().map(Communicator::stats).unwrap_or_default()
+    }
+}
+
+/// The first communicator's error.
+pub fn failure(comms: &[Communicator]) -> Option<anyhow::Error> {
+    let failed = |comm: &Communicator| Some((comm.rank(), comm.error()?));
+    let (rank, error) = comms.iter().find_map(failed)?;
+    Some(anyhow::anyhow!("rank {rank}: {error}"))
+}
+
+impl<L: Library + ?Sized> Library for &L {
+    fn queue(&self, ranks: &[GpuRank], call: &Call, times: u32) -> Result<()> {
+        (**self).queue(ranks, call, times)
+    }
+
+    fn failure(&self) -> Option<anyhow::Error> {
+        (**self).failure()
+    }
+
+    fn stats(&self) -> Stats {
+        (**self).stats()
     }
 }
 

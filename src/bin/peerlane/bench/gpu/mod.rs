@@ -5,6 +5,7 @@
 //! | `rank` | a rank's stream and buffers |
 //! | `library` | whose all-reduce is called: ours, or the rival's |
 //! | `nccl` | the rival: libnccl, opened at run time |
+//! | `norm` | all-reduce with residual add and RMSNorm, in one kernel or two |
 //! | `foreign` | the kernel of somebody else's between which calls are measured |
 //! | `batch` | many calls, eager or as graphs, and their time |
 //! | `process` | what must be settled before the driver starts, and which GPUs there are |
@@ -13,10 +14,11 @@ mod batch;
 mod foreign;
 mod library;
 pub mod nccl;
+mod norm;
 pub mod process;
 mod rank;
 
-use super::orders::{Answer, Call, Order, RivalOrder, Settings, Timing};
+use super::orders::{Answer, Call, Order, Settings, Subject, Task, Timing};
 use super::payload::Payload;
 use super::rank::served_by;
 use anyhow::{bail, Context, Result};
@@ -24,6 +26,7 @@ use batch::{Batch, Body};
 use foreign::Foreign;
 use library::{Library, Ours};
 use nccl::{Nccl, NcclRanks};
+use norm::{Norm, Rows};
 use peerlane::bootstrap::UniqueId;
 use peerlane::comm::{create_all, Creation};
 use rank::GpuRank;
@@ -47,11 +50,11 @@ pub struct GpuRanks {
     data: u64,
 }
 
-/// Whose all-reduce an order is about.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
-    Ours,
-    Rivals,
+/// A data set in use.
+struct Data {
+    payload: Payload,
+    /// Of the fused operation.
+    rows: Option<Rows>,
 }
 
 impl GpuRanks {
@@ -88,19 +91,19 @@ impl GpuRanks {
         let _current = context.as_ref().map(|context| context.enter()).transpose()?;
         match order {
             Order::Check { call, iterations, graph } => {
-                self.check(Whose::Ours, call, (*iterations, *graph), busy)
+                self.check(None, call, (*iterations, *graph), busy)
             }
-            Order::Time { call, timing } => self.time(Whose::Ours, call, timing, busy),
-            Order::Rival(RivalOrder::Join { library, id }) => {
+            Order::Time { call, timing } => self.time(None, call, timing, busy),
+            Order::JoinNccl { library, id } => {
                 self.rival =
                     Some(NcclRanks::join(Nccl::open(library)?, id, self.size, &self.ranks)?);
                 Ok(Answer::Joined)
             }
-            Order::Rival(RivalOrder::Check { call, iterations, graph }) => {
-                self.check(Whose::Rivals, call, (*iterations, *graph), busy)
+            Order::Other(subject, Task::Check { call, iterations, graph }) => {
+                self.check(Some(*subject), call, (*iterations, *graph), busy)
             }
-            Order::Rival(RivalOrder::Time { call, timing }) => {
-                self.time(Whose::Rivals, call, timing, busy)
+            Order::Other(subject, Task::Time { call, timing }) => {
+                self.time(Some(*subject), call, timing, busy)
             }
             Order::Burst(_) => bail!("bursts are for ranks on the CPU"),
             Order::Join { .. } => bail!("already members of a communicator"),
@@ -122,38 +125,62 @@ impl GpuRanks {
         Ok(Answer::Left)
     }
 
-    fn library(&self, whose: Whose) -> Result<&dyn Library> {
-        match (whose, &self.rival) {
-            (Whose::Ours, _) => Ok(&self.ours),
-            (Whose::Rivals, Some(rival)) => Ok(rival),
-            (Whose::Rivals, None) => bail!("the ranks have no rival to call"),
+    /// Whose calls are made: our all-reduce, unless there is another subject.
+    fn library(&self, subject: Option<Subject>) -> Result<Box<dyn Library + '_>> {
+        Ok(match (subject, &self.rival) {
+            (None, _) => Box::new(&self.ours),
+            (Some(Subject::Norm { width, fused }), _) => {
+                Box::new(Norm { comms: &self.ours.0, width, fused })
+            }
+            (Some(Subject::Nccl), Some(rival)) => Box::new(rival),
+            (Some(Subject::Nccl), None) => bail!("the ranks have not joined NCCL"),
+        })
+    }
+
+    /// Room on the GPUs for `call`; nothing moves once a graph knows the addresses.
+    fn make_room(&mut self, subject: Option<Subject>, call: &Call, between: bool) -> Result<()> {
+        for rank in &mut self.ranks {
+            rank.make_room(call, between)?;
+            if let Some(Subject::Norm { width, .. }) = subject {
+                rank.make_room_for_rows(call, width)?;
+            }
         }
+        Ok(())
     }
 
     /// Fresh data on the GPUs, in buffers that fit.
-    fn load(&mut self, call: &Call, between: bool) -> Result<Payload> {
+    fn load(&mut self, subject: Option<Subject>, call: &Call, between: bool) -> Result<Data> {
         self.data += 1;
         let payload = Payload::new(self.seed, self.data, self.size, call.dtype, call.op);
-        for rank in &mut self.ranks {
-            rank.make_room(call, between)?;
-        }
+        let rows = match subject {
+            Some(Subject::Norm { width, .. }) => Some(Rows::new(self.seed, self.data, call, width)),
+            _ => None,
+        };
+        self.make_room(subject, call, between)?;
         for rank in &mut self.ranks {
             rank.load(&payload, between)?;
+            if let Some(rows) = &rows {
+                rank.load_rows(call, rows)?;
+            }
         }
-        Ok(payload)
+        Ok(Data { payload, rows })
     }
 
-    fn compare(&mut self, whose: Whose, call: &Call, payload: &Payload) -> Result<u64> {
-        if whose == Whose::Rivals && nccl::rounds_otherwise(call, self.size) {
+    fn compare(&mut self, subject: Option<Subject>, call: &Call, data: &Data) -> Result<u64> {
+        if subject == Some(Subject::Nccl) && nccl::rounds_otherwise(call, self.size) {
             return Ok(0);
         }
-        self.ranks.iter_mut().map(|rank| rank.compare(call, payload)).sum()
+        let compare = |rank: &mut GpuRank| match &data.rows {
+            Some(rows) => rank.compare_rows(call, &data.payload, rows),
+            None => rank.compare(call, &data.payload),
+        };
+        self.ranks.iter_mut().map(compare).sum()
     }
 
     /// Calls with fresh data each; with `graph` a graph of one call is launched for each.
     fn check(
         &mut self,
-        whose: Whose,
+        subject: Option<Subject>,
         call: &Call,
         (iterations, graph): (u32, bool),
         busy: &mut dyn FnMut(),
@@ -167,23 +194,24 @@ impl GpuRanks {
             graph: graph.into(),
             between: false,
         };
-        // Buffers must not move once a graph knows their addresses.
-        for rank in &mut self.ranks {
-            rank.make_room(call, false)?;
-        }
-        let body = Body { foreign: None, library: Some(self.library(whose)?) };
+        self.make_room(subject, call, false)?;
+        let library = self.library(subject)?;
+        let body = Body { foreign: None, library: Some(&*library) };
         if graph {
             // A first call may set up connections, which is better not captured.
             body.queue(&self.ranks, call, 1)?;
             body.finish(&self.ranks)?;
         }
         let batch = Batch::prepare(&body, &self.ranks, call, &once)?;
+        drop(library);
         let mut wrong = 0;
         for _ in 0..iterations {
-            let payload = self.load(call, false)?;
-            let body = Body { foreign: None, library: Some(self.library(whose)?) };
+            let data = self.load(subject, call, false)?;
+            let library = self.library(subject)?;
+            let body = Body { foreign: None, library: Some(&*library) };
             batch.run(&body, &self.ranks, call, &once, busy)?;
-            wrong += self.compare(whose, call, &payload)?;
+            drop(library);
+            wrong += self.compare(subject, call, &data)?;
             busy();
         }
         Ok(Answer::Checked { wrong })
@@ -191,7 +219,7 @@ impl GpuRanks {
 
     fn time(
         &mut self,
-        whose: Whose,
+        subject: Option<Subject>,
         call: &Call,
         timing: &Timing,
         busy: &mut dyn FnMut(),
@@ -199,10 +227,10 @@ impl GpuRanks {
         if timing.between && self.foreign.is_none() {
             self.foreign = Some(Foreign::load(&self.ranks, self.foreign_kernel.as_deref())?);
         }
-        let payload = self.load(call, timing.between)?;
+        let data = self.load(subject, call, timing.between)?;
         let foreign = self.foreign.as_ref().filter(|_| timing.between);
-        let library = self.library(whose)?;
-        let body = Body { foreign, library: Some(library) };
+        let library = self.library(subject)?;
+        let body = Body { foreign, library: Some(&*library) };
         let ranks = &self.ranks;
 
         for _ in 0..timing.warmup {
@@ -240,10 +268,10 @@ impl GpuRanks {
             served = served.or_else(|| Some(served_by(&before, &library.stats())));
         }
         // In place a call's result is the next one's input, unless a foreign kernel writes that anew.
-        let known = !call.in_place || timing.between;
-        drop((batch, without));
+        let known = !call.in_place || (timing.between && data.rows.is_none());
+        drop((batch, without, library));
         let wrong = match timing.verify && known && timing.iters > 0 {
-            true => self.compare(whose, call, &payload)?,
+            true => self.compare(subject, call, &data)?,
             false => 0,
         };
         let (algo, proto) = served.unwrap_or_default();

@@ -1,9 +1,10 @@
 //! A rank's side on its GPU: a stream of its own, buffers there, and their images on the host.
 
+use super::norm::Rows;
 use crate::bench::buffer::{compare, Buffer};
 use crate::bench::orders::Call;
 use crate::bench::payload::Payload;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use peerlane::device::cuda::{Context, Device, DeviceMemory, Driver, Stream};
 
 /// A rank without its communicator, which is the library's under test.
@@ -20,6 +21,22 @@ pub struct GpuRank {
     word: DeviceMemory,
     host_input: Buffer,
     host_output: Buffer,
+    /// What the fused operation takes and gives besides.
+    norm: Option<NormMemory>,
+}
+
+struct NormMemory {
+    residual: DeviceMemory,
+    residual_out: DeviceMemory,
+    gamma: DeviceMemory,
+    host: Buffer,
+}
+
+/// Device addresses of what the fused operation takes and gives besides input and output.
+pub struct NormOperands {
+    pub residual: u64,
+    pub gamma: u64,
+    pub residual_out: u64,
 }
 
 /// The smallest allocation.
@@ -39,6 +56,7 @@ impl GpuRank {
             word: memory()?,
             host_input: Buffer::default(),
             host_output: Buffer::default(),
+            norm: None,
             context,
         })
     }
@@ -96,6 +114,71 @@ impl GpuRank {
     /// Device address of what the input is made from.
     pub fn source(&self) -> u64 {
         self.source.ptr()
+    }
+
+    /// Makes room for the fused operation's rows of `width` elements, after [`make_room`](Self::make_room).
+    pub fn make_room_for_rows(&mut self, call: &Call, width: usize) -> Result<()> {
+        let bytes = self.host_input.all().len();
+        let weights = width * call.dtype.size();
+        let fits = |norm: &NormMemory| {
+            norm.host.fits(call.bytes())
+                && norm.residual.bytes() >= bytes
+                && norm.gamma.bytes() >= weights
+        };
+        if !self.norm.as_ref().is_some_and(fits) {
+            let mut host = Buffer::default();
+            host.resize(call.bytes())?;
+            self.norm = Some(NormMemory {
+                residual: DeviceMemory::new(&self.context, bytes)?,
+                residual_out: DeviceMemory::new(&self.context, bytes)?,
+                gamma: DeviceMemory::new(&self.context, weights.max(PACK))?,
+                host,
+            });
+        }
+        Ok(())
+    }
+
+    /// Brings residual and weights to the GPU, and poison where the new residual will be.
+    pub fn load_rows(&mut self, call: &Call, rows: &Rows) -> Result<()> {
+        let Some(norm) = &mut self.norm else { return Ok(()) };
+        norm.host.poison();
+        norm.residual_out.write(&self.stream, 0, norm.host.all())?;
+        norm.host.message().copy_from_slice(&rows.residual_bytes(call.dtype, call.count));
+        norm.residual.write(&self.stream, 0, norm.host.all())?;
+        norm.gamma.write(&self.stream, 0, &rows.gamma_bytes(call.dtype))?;
+        Ok(())
+    }
+
+    /// Fetches what a fused call has left and counts its wrong elements.
+    pub fn compare_rows(&mut self, call: &Call, payload: &Payload, rows: &Rows) -> Result<u64> {
+        let Some(norm) = &mut self.norm else { return Ok(0) };
+        let (normed, sums) = match call.in_place {
+            true => (&self.input, &norm.residual),
+            false => (&self.output, &norm.residual_out),
+        };
+        normed.read(&self.stream, 0, self.host_output.all())?;
+        sums.read(&self.stream, 0, norm.host.all())?;
+        for (name, buffer) in [("normed rows", &self.host_output), ("residual", &norm.host)] {
+            ensure!(
+                buffer.guard_intact(),
+                "a fused call of {} bytes wrote beyond the end of its {name}",
+                call.bytes()
+            );
+        }
+        Ok(rows.wrong(call, payload, self.host_output.message(), norm.host.message()))
+    }
+
+    /// Device addresses for the fused operation; in place the new residual lies over the old one.
+    pub fn norm_operands(&self, call: &Call) -> NormOperands {
+        let of = |memory: fn(&NormMemory) -> &DeviceMemory| {
+            self.norm.as_ref().map_or(0, |norm| memory(norm).ptr())
+        };
+        let residual = of(|norm| &norm.residual);
+        NormOperands {
+            residual,
+            gamma: of(|norm| &norm.gamma),
+            residual_out: if call.in_place { residual } else { of(|norm| &norm.residual_out) },
+        }
     }
 
     /// Device address of the barrier's element.
