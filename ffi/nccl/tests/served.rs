@@ -165,6 +165,41 @@ fn groups_whose_content_differs_by_rank() {
     r.destroy(comm);
 }
 
+/// The control: outside a group, on one stream, the same calls wait for each other. A group has to do more than put them in order.
+#[test]
+fn in_sequence_the_same_calls_wait_for_each_other_until_the_deadline() {
+    const NAME: &str = "in_sequence_the_same_calls_wait_for_each_other_until_the_deadline";
+    let Some(r) = role() else {
+        return World::new(NAME).env("PEERLANE_DEADLINE", "1").run(Way::Preload, 2);
+    };
+    let gpu = Gpu::new(0);
+    let comm = r.comm("id");
+    r.check(comm, &gpu, 0, SMALL);
+    let buffer = gpu.buffer(&values(r.rank, 1, SMALL));
+    let letter = gpu.buffer(&values(5, 1, 100));
+    let (at, stream) = (letter.at(), gpu.raw());
+    unsafe {
+        if r.rank == 0 {
+            assert_eq!(r.all_reduce(comm, &gpu, &buffer), ncclSuccess);
+            assert_eq!((r.rest.ncclSend)(at, 100, ncclFloat32, 1, comm, stream), ncclSuccess);
+        } else {
+            assert_eq!((r.rest.ncclRecv)(at, 100, ncclFloat32, 0, comm, stream), ncclSuccess);
+            let code = r.all_reduce(comm, &gpu, &buffer);
+            assert!(matches!(code, ncclSuccess | ncclRemoteError));
+        }
+    }
+    gpu.stream.synchronize().unwrap();
+    // Rank 1 finds rank 0's data when its turn comes at last, and hears of the deadline from rank 0's process.
+    let start = std::time::Instant::now();
+    while r.async_error(comm) == ncclSuccess {
+        assert!(start.elapsed().as_secs() < 20, "nobody noticed");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(r.async_error(comm), ncclRemoteError);
+    assert!(r.last_error().contains("deadline"), "{}", r.last_error());
+    unsafe { assert_eq!((r.api.ncclCommAbort)(comm), ncclSuccess) };
+}
+
 #[test]
 fn calls_on_two_streams_in_a_group_are_as_if_posted_on_both() {
     const NAME: &str = "calls_on_two_streams_in_a_group_are_as_if_posted_on_both";
