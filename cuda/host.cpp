@@ -1,6 +1,9 @@
 // The kernels for the CPU device: one thread runs the whole grid. Compiled once per instruction set; the baseline
 // object also chooses among them.
 #include "all_reduce.cuh"
+#if !defined(PL_HOST_AVX2)
+#include "probe.cuh"
+#endif
 
 namespace PL_NAMESPACE {
 
@@ -104,4 +107,7 @@ extern "C" void pl_host_add_rms_norm(const pl_args* a) {
 #endif
   PL_NAMESPACE::norm(*a);
 }
+
+// One launch of the probe for one rank.
+extern "C" void pl_host_probe(const pl_probe* p) { PL_NAMESPACE::probe(*p); }
 #endif

@@ -7,11 +7,13 @@
 //   pl_all_reduce_add_rms_norm_<dtype>_<protocol>_<fan-in>   bf16, f16; fan-in 3, 7 or any
 //   pl_add_rms_norm_<dtype>                     bf16, f16; its second half by itself, over what an all-reduce has put
 //                                               into the output
-// Every one takes a pl_args by value.
+//   pl_probe_lane                               measures; takes a pl_probe
+// Every one but the last takes a pl_args by value.
 //
 // Launch shape: blockDim up to THREADS, a multiple of 32, no dynamic shared memory. All blocks of all ranks that share
 // a GPU must be resident together, because a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
+#include "probe.cuh"
 
 namespace {
 
@@ -86,3 +88,7 @@ PL_OTHER(Int<int32_t>, i32)
 PL_OTHER(Int<uint32_t>, u32)
 PL_OTHER(Int<int64_t>, i64)
 PL_OTHER(Int<uint64_t>, u64)
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pl_probe_lane(const __grid_constant__ pl_probe p) {
+  PL_NAMESPACE::probe(p);
+}

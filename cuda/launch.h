@@ -188,4 +188,26 @@ typedef struct {
   float eps, weight_bias;
 } pl_args;
 
+/* What a launch of the probe measures; see cuda/probe.cuh. */
+enum pl_probe_what {
+  PL_PROBE_LATENCY = 0, /* a flag to one peer and back, again and again */
+  PL_PROBE_STORE = 1,   /* stores into the slabs of `to` */
+  PL_PROBE_LOAD = 2     /* loads from the slabs of `to` */
+};
+#define PL_PROBE_BLOCKS 16 /* most blocks of a launch */
+#define PL_PROBE_FLAGS 3   /* kinds of flags: arrived, acknowledged, checked */
+
+typedef struct {
+  pl_args args;   /* of any step: its ranks, slabs, records, state, report and deadline are what waits need */
+  uint64_t flags; /* offset in every slab of [PL_PROBE_FLAGS][PL_MAX_RANKS][PL_PROBE_BLOCKS] lines of 64 bytes */
+  uint64_t data;  /* offset in every slab of a slot per writer */
+  uint64_t slot_bytes;
+  uint64_t tag;     /* round r has tag + 1 + r, a value that was never in the slab before */
+  uint64_t bytes;   /* per peer and round, a multiple of 1024, at most slot_bytes */
+  uint64_t result;  /* address: per block, the mask of ranks with wrong data, then start and end of each round in ns */
+  uint64_t barrier; /* address of two words in the rank's own memory, zero before the launch */
+  uint32_t what, rounds; /* rounds 0, 2, 4, ... carry no data: what is left of a round is its fixed cost */
+  uint32_t to, from;     /* a bit per rank: whom this one works on, and who works on this one */
+} pl_probe;
+
 #endif

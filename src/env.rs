@@ -1,7 +1,7 @@
 //! Every `PEERLANE_*` variable, in one struct. Nothing else in the library reads the environment.
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, Device, Direction, Lane, Protocol};
+use crate::types::{Algorithm, Device, Direction, Lane, ProbeMode, Protocol};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,8 +11,10 @@ use std::time::Duration;
 pub struct Env {
     /// `PEERLANE_LOG`: `off`, `error`, `warn` (default), `info`, `debug`; where the library says what it decided (stderr).
     pub log: Option<String>,
-    /// `PEERLANE_ISLANDS`: ranks of each island, such as `0-3,4-7`; default one island.
+    /// `PEERLANE_ISLANDS`: ranks of each island, such as `0-3,4-7`; default those of the described box, else one.
     pub islands: Option<String>,
+    /// `PEERLANE_TOPOLOGY`: a file or directory that describes the box in place of `/sys`.
+    pub topology: Option<PathBuf>,
     /// `PEERLANE_SLAB`: bytes of a rank's slab, with an optional K, M or G (powers of 1024); 1M to 1G.
     pub slab: Option<u64>,
     /// `PEERLANE_DEADLINE`: seconds (a fraction is fine) until a wait gives up; default 600.
@@ -34,6 +36,15 @@ pub struct Env {
     /// `PEERLANE_KERNELS`: a fatbin to load in place of the one that is built in, as `nvcc -fatbin cuda/kernels.cu` makes it
     /// from the same source: for a GPU newer than the build, or a build without nvcc.
     pub kernels: Option<PathBuf>,
+    /// `PEERLANE_PROBE`: `auto` (default), `off` or `always`; whether creation measures the lane, see [`ProbeMode`].
+    pub probe: Option<ProbeMode>,
+    /// `PEERLANE_CACHE_DIR`: where verdicts on lanes are kept; default `$XDG_CACHE_HOME/peerlane`, else
+    /// `$HOME/.cache/peerlane`.
+    pub cache_dir: Option<PathBuf>,
+    /// `XDG_CACHE_HOME`, the default parent of the cache directory.
+    pub xdg_cache_home: Option<PathBuf>,
+    /// `HOME`, whose `.cache` stands in for it.
+    pub home: Option<PathBuf>,
     /// `PEERLANE_NCCL_LIB`: the real NCCL. The library in its place forwards to it, by default to the one that is loaded, else
     /// the one beside PyTorch, else the system's; who calls NCCL itself takes `libnccl.so.2` of the loader's path by default.
     pub nccl_lib: Option<PathBuf>,
@@ -110,6 +121,7 @@ impl Env {
                 _ => Err("is none of off, error, warn, info, debug".to_owned()),
             })?,
             islands: text("PEERLANE_ISLANDS"),
+            topology: text("PEERLANE_TOPOLOGY").map(PathBuf::from),
             slab: parsed("PEERLANE_SLAB", text("PEERLANE_SLAB"), parse_bytes)?,
             deadline: parsed("PEERLANE_DEADLINE", text("PEERLANE_DEADLINE"), parse_seconds)?,
             setup_deadline: parsed(
@@ -124,6 +136,10 @@ impl Env {
             device: parsed("PEERLANE_DEVICE", text("PEERLANE_DEVICE"), from_str)?,
             lane: parsed("PEERLANE_LANE", text("PEERLANE_LANE"), from_str)?,
             kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
+            probe: parsed("PEERLANE_PROBE", text("PEERLANE_PROBE"), from_str)?,
+            cache_dir: text("PEERLANE_CACHE_DIR").map(PathBuf::from),
+            xdg_cache_home: text("XDG_CACHE_HOME").map(PathBuf::from),
+            home: text("HOME").map(PathBuf::from),
             nccl_lib: text("PEERLANE_NCCL_LIB").map(PathBuf::from),
             cuda_connections: text("CUDA_DEVICE_MAX_CONNECTIONS"),
             nccl_multi_rank: text("NCCL_MULTI_RANK_GPU_ENABLE"),
@@ -137,6 +153,15 @@ impl Env {
             xdg_runtime_dir: text("XDG_RUNTIME_DIR").map(PathBuf::from),
         })
     }
+}
+
+/// NCCL's variables that decide how it uses the fabric, with their values, where they are set. They are looked at, never
+/// obeyed; others may hold names and addresses and are left alone.
+pub fn nccl_fabric_settings() -> Vec<(String, String)> {
+    let names =
+        ["NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_PROTO", "NCCL_ALGO"];
+    let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    names.into_iter().filter_map(|name| Some((name.to_owned(), set(name)?))).collect()
 }
 
 fn parsed<T>(
@@ -237,6 +262,7 @@ mod tests {
             ("PEERLANE_DEVICE", "cuda:-1"),
             ("PEERLANE_DEVICE", "gpu"),
             ("PEERLANE_LANE", "nvlink"),
+            ("PEERLANE_PROBE", "perhaps"),
             ("PEERLANE_CHECK", "yes"),
             ("PEERLANE_DISABLE", "on"),
             ("PEERLANE_NCCL_BYTES", "8:1M,2:4M"),

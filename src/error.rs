@@ -26,6 +26,9 @@ pub enum Error {
     /// The device's driver failed or refused.
     #[error("device: {0}")]
     Device(String),
+    /// What was written to another rank's memory is not what is found there.
+    #[error("the lane does not deliver what is written: {0}")]
+    Lane(String),
     /// Set-up failed; every rank of the communicator gets this same error.
     #[error("set-up failed on rank {rank} in stage '{stage}': {reason}")]
     Setup {

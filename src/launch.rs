@@ -11,6 +11,8 @@ pub const PL_MAX_ITEMS: u32 = 240;
 pub const PL_MAX_FOLDS: u32 = 54;
 pub const PL_PACK_BYTES: u32 = 16;
 pub const PL_FOLD_STACK: u32 = 5;
+pub const PL_PROBE_BLOCKS: u32 = 16;
+pub const PL_PROBE_FLAGS: u32 = 3;
 pub const PL_I8: pl_dtype = 0;
 pub const PL_U8: pl_dtype = 1;
 pub const PL_I32: pl_dtype = 2;
@@ -378,4 +380,42 @@ const _: () = {
     ["Offset of field: pl_args::eps"][::std::mem::offset_of!(pl_args, eps) - 2520usize];
     ["Offset of field: pl_args::weight_bias"]
         [::std::mem::offset_of!(pl_args, weight_bias) - 2524usize];
+};
+pub const PL_PROBE_LATENCY: pl_probe_what = 0;
+pub const PL_PROBE_STORE: pl_probe_what = 1;
+pub const PL_PROBE_LOAD: pl_probe_what = 2;
+pub type pl_probe_what = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_probe {
+    pub args: pl_args,
+    pub flags: u64,
+    pub data: u64,
+    pub slot_bytes: u64,
+    pub tag: u64,
+    pub bytes: u64,
+    pub result: u64,
+    pub barrier: u64,
+    pub what: u32,
+    pub rounds: u32,
+    pub to: u32,
+    pub from: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 2600usize];
+    ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
+    ["Offset of field: pl_probe::args"][::std::mem::offset_of!(pl_probe, args) - 0usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 2528usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 2536usize];
+    ["Offset of field: pl_probe::slot_bytes"]
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 2544usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 2552usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 2560usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 2568usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 2576usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 2584usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 2588usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 2592usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 2596usize];
 };

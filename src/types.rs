@@ -172,6 +172,18 @@ named_enum! {
     }
 }
 
+named_enum! {
+    /// Whether creation measures what the lane does. That it delivers is verified in any case.
+    ProbeMode, "probe mode" {
+        /// Where the ranks run on several GPUs, none of them shared by processes, which take turns on it; once per boot.
+        Auto = 0, "auto";
+        /// Never, and what is known from earlier is not used.
+        Off = 1, "off";
+        /// At every creation, on any device, lanes once found broken included.
+        Always = 2, "always";
+    }
+}
+
 /// Where a communicator's ranks run; all ranks name the same kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Device {

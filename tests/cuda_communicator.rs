@@ -163,7 +163,9 @@ fn a_call_asks_the_driver_for_little_and_allocates_nothing() {
         for (call, times) in [
             ("cuCtxGetCurrent", 10),
             ("cuStreamGetCaptureInfo", 10),
-            ("cuStreamWaitEvent", 10),
+            ("cuStreamGetId", 10),
+            // The stream itself keeps the order.
+            ("cuStreamWaitEvent", 0),
             ("cuLaunchKernelEx", 10),
             ("cuEventRecord", 10),
             ("cuCtxPushCurrent", 0),
@@ -174,7 +176,19 @@ fn a_call_asks_the_driver_for_little_and_allocates_nothing() {
         ] {
             assert_eq!(calls(call), times, "{call}");
         }
+        // Another stream has to wait, and so has the first one after it.
+        let other = Stream::new(&rank.context, 0).unwrap();
+        rank.call_on(&other, &case, None).unwrap();
+        rank.call(&case, None).unwrap();
+        rank.call(&case, None).unwrap();
+        assert_eq!(calls("cuStreamWaitEvent"), 2);
+        // Channels are not ordered among each other: the one wait is for this channel's own test, in set-up.
+        rank.call_on(&other, &case, Some(2)).unwrap();
+        rank.call(&case, None).unwrap();
+        rank.call_on(&other, &case, Some(2)).unwrap();
+        assert_eq!(calls("cuStreamWaitEvent"), 3);
         rank.stream.synchronize().unwrap();
+        other.synchronize().unwrap();
         drop(entered);
     });
 }

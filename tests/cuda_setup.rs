@@ -77,7 +77,7 @@ fn a_driver_call_that_fails_on_one_rank_fails_or_falls_back_on_all() {
             "cuMemcpyHtoDAsync",
             "cuMemcpyDtoHAsync",
             "cuStreamGetCaptureInfo",
-            "cuStreamWaitEvent",
+            "cuStreamGetId",
             "cuStreamSynchronize",
             "cuLaunchKernelEx",
             "cuEventRecord",

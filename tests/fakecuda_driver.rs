@@ -561,6 +561,7 @@ fn everything() -> peerlane::Result<()> {
     unsafe { add.launch(&entered, stream.as_ref(), &SHAPE, &args) }?;
     let exec = capture.end()?.instantiate()?;
     exec.launch(&entered, stream.as_ref())?;
+    stream.as_ref().id(&entered)?;
     stream.synchronize()
 }
 

@@ -128,6 +128,34 @@ fn memory_shared_by_descriptor_outlives_its_killed_maker() {
     });
 }
 
+/// Whoever checks a mirror from the writer's side finds nothing wrong; that is why the owner tests a lane. The control is the
+/// test before this one.
+#[test]
+fn a_mirror_satisfies_its_writer_and_not_its_owner() {
+    const NAME: &str = "a_mirror_satisfies_its_writer_and_not_its_owner";
+    in_child(NAME, &[("FAKECUDA_MIRROR", "vmm")], || {
+        let context = device(0);
+        let stream = Stream::new(&context, 0).unwrap();
+        if let Some(socket) = socket() {
+            let fd = pass(&socket, None).unwrap();
+            let theirs =
+                VmmMemory::import(&context, fd.as_fd(), BYTES).unwrap().required().unwrap();
+            assert_eq!(last(&context, &stream, theirs.ptr()), 1);
+            fill(&context, &stream, theirs.ptr(), 7);
+            assert_eq!(last(&context, &stream, theirs.ptr()), 7, "the writer reads it back");
+            pass(&socket, Some(&fd));
+            return;
+        }
+        let mine = VmmMemory::new(&context, BYTES).unwrap();
+        fill(&context, &stream, mine.ptr(), 1);
+        let (mut child, socket) = second_process(NAME);
+        pass(&socket, Some(&mine.export().unwrap()));
+        pass(&socket, None);
+        assert_eq!(last(&context, &stream, mine.ptr()), 1, "the owner sees none of it");
+        assert!(child.wait().unwrap().success());
+    });
+}
+
 #[test]
 fn memory_shared_by_ipc_stays_until_every_importer_is_gone() {
     let name = "memory_shared_by_ipc_stays_until_every_importer_is_gone";

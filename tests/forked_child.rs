@@ -39,7 +39,7 @@ fn parent() {
             // SAFETY: ends the process at once.
             unsafe { libc::_exit(bad) };
         }
-        assert_eq!(status_of(child), Some(0), "the child: 1 to 6 say which check failed");
+        assert_eq!(status_of(child), Some(0), "the child: 1 to 7 say which check failed");
         // The parent works on: nobody has left, nothing has failed.
         assert!(!waiting.is_finished());
         sum(&comms[1], &inputs[1], third, None).unwrap();
@@ -72,6 +72,9 @@ fn in_child(comms: &[Communicator], streams: &[Stream]) -> i32 {
             return 4;
         }
         let _ = (comm.rank(), comm.size(), comm.stats());
+    }
+    if !streams.iter().all(|s| matches!(s.synchronize(), Err(Error::Unsupported(_)))) {
+        return 7;
     }
     // SAFETY: bitwise copies, each dropped once; the originals are never dropped in this process.
     unsafe {

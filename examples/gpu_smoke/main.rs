@@ -1,9 +1,10 @@
-//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|fused|faults|processes]...`,
+//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|fused|probe|faults|processes]...`,
 //! everything without arguments. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
 #![allow(clippy::print_stdout)]
 
 mod faults;
 mod fused;
+mod probe;
 mod processes;
 mod rows;
 mod support;
@@ -44,6 +45,9 @@ fn main() -> ExitCode {
     }
     if wanted("fused") {
         fused::run();
+    }
+    if wanted("probe") {
+        probe::run();
     }
     if wanted("faults") {
         faults::run();

@@ -238,6 +238,9 @@ impl Mesh {
     /// [`Error::RankDied`], or what another rank passed to [`Watch::tell`]. It is not called after this rank's own
     /// [`Watch::tell`] or [`Watch::goodbye`].
     ///
+    /// `look`, if there is one, is called on that thread every tenth of a second until there is an error; what it returns
+    /// becomes the error of all ranks, and `on_failure` gets it.
+    ///
     /// `on_goodbye` is called on that thread with each rank that says goodbye and the first steps it has not finished; what
     /// it returns is taken as that rank's error. It must not call the watch.
     ///
@@ -247,9 +250,10 @@ impl Mesh {
         mut self,
         on_failure: Box<dyn Fn(Error) + Send>,
         on_goodbye: Box<dyn Fn(usize, Steps) -> Option<Error> + Send>,
+        look: Option<Box<dyn Fn() -> Option<Error> + Send>>,
     ) -> Result<Watch> {
         const STAGE: &str = "watch";
-        match start(self.rank, on_failure, on_goodbye) {
+        match start(self.rank, on_failure, on_goodbye, look) {
             Ok(starting) => {
                 self.vote(STAGE, Ok(()))?;
                 let peers = std::mem::take(&mut self.peers);

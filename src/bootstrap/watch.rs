@@ -26,6 +26,11 @@ type OnFailure = Box<dyn Fn(Error) + Send>;
 /// Says what follows from a rank's goodbye, with the first steps that it has not finished.
 type OnGoodbye = Box<dyn Fn(usize, Steps) -> Option<Error> + Send>;
 
+/// Looks for an error of this rank that only its device knows of.
+type Look = Box<dyn Fn() -> Option<Error> + Send>;
+/// How often. A kernel that gave up has told the ranks whose slabs it reaches; this is for the others.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// What the caller's threads and the watching thread share. The lock is held while a death is being looked into
 /// ([`UNTIL_GONE`] at most) and never longer for a peer's sake.
 struct Shared {
@@ -101,13 +106,18 @@ pub(super) struct Starting {
 }
 
 /// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
-pub(super) fn start(rank: usize, on_failure: OnFailure, on_goodbye: OnGoodbye) -> Result<Starting> {
+pub(super) fn start(
+    rank: usize,
+    on_failure: OnFailure,
+    on_goodbye: OnGoodbye,
+    look: Option<Look>,
+) -> Result<Starting> {
     let stop = eventfd().map_err(|e| explain("eventfd", &e))?;
     let (send, receive) = sync_channel::<(Arc<Shared>, Vec<Process>)>(1);
     let work = move || {
         if let Ok((shared, members)) = receive.recv() {
-            let (on_failure, on_goodbye) = (&on_failure, &on_goodbye);
-            Watcher { shared: &shared, members: &members, on_failure, on_goodbye }.run();
+            let (on_failure, on_goodbye, look) = (&on_failure, &on_goodbye, &look);
+            Watcher { shared: &shared, members: &members, on_failure, on_goodbye, look }.run();
         }
     };
     let thread = Background::spawn("peerlane-watch", work)?;
@@ -208,6 +218,7 @@ struct Watcher<'a> {
     members: &'a [Process],
     on_failure: &'a OnFailure,
     on_goodbye: &'a OnGoodbye,
+    look: &'a Option<Look>,
 }
 
 impl Watcher<'_> {
@@ -223,13 +234,18 @@ impl Watcher<'_> {
                     fds.extend(peer.poll_set());
                 }
             }
-            let polled = wait(&mut fds, None);
+            // What has failed need not be looked at again.
+            let look = self.look.as_ref().filter(|_| self.shared.state().failed.is_none());
+            let polled = wait(&mut fds, look.map(|_| after(LOOK_EVERY)));
             if fds[0].revents != 0 || self.is_stopping() {
                 return;
             }
             let blind = polled.is_err();
             let failure = match polled {
-                Ok(_) => self.look_around(),
+                Ok(true) => self.look_around(),
+                Ok(false) => look
+                    .and_then(|look| look())
+                    .filter(|error| self.shared.fail(&mut self.shared.state(), error)),
                 Err(error) => self.shared.fail(&mut self.shared.state(), &error).then_some(error),
             };
             if let (Some(error), false) = (failure, self.is_stopping()) {
@@ -340,7 +356,7 @@ mod tests {
             None
         };
         let starting =
-            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(on_goodbye)).unwrap();
+            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(on_goodbye), None).unwrap();
         let members = vec![Process::current().unwrap(); 2];
         let watch = starting.go(vec![Some(Peer { link: mine, pidfd: None }), None], members);
         (theirs, watch, errors, goodbyes)

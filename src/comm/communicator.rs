@@ -11,6 +11,7 @@ use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::log::log;
 use crate::plan::DeviceKind;
+use crate::probe::ProbeReport;
 use crate::schedule;
 use crate::types::{DType, Op};
 use std::ffi::c_void;
@@ -178,6 +179,12 @@ impl Communicator {
             #[cfg(feature = "cuda")]
             Engine::Cuda(_) => DeviceKind::Gpu,
         }
+    }
+
+    /// What the lane between its ranks does, where creation has measured it or remembers it from an earlier one; see
+    /// [`ProbeMode`](crate::ProbeMode). The same on all ranks.
+    pub fn probe(&self) -> Option<&ProbeReport> {
+        self.inner.engine.report()
     }
 
     /// What it did so far.

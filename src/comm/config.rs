@@ -1,11 +1,13 @@
 //! What a caller may ask for, and what all ranks must agree on.
 
+use super::described::{self, Seen};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::plan::DeviceKind;
+use crate::probe;
 use crate::schedule::{self, Islands};
-use crate::types::{Algorithm, Device, Direction, Lane, Protocol};
+use crate::types::{Algorithm, Device, Direction, Lane, ProbeMode, Protocol};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,8 +22,12 @@ const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 /// creation checks that and names the rank that differs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Islands of ranks; `None` is one island.
+    /// Islands of ranks; `None` takes those that follow from the described box, or one island where none is.
     pub islands: Option<Islands>,
+    /// A description of the box in place of what sysfs shows: the text of `nvidia-smi topo -m`, hwloc's XML (feature
+    /// `cli`), or a directory that stands for `/`. All ranks must see the same. On the CPU device rank `r` then takes the
+    /// place of GPU `r`.
+    pub topology: Option<PathBuf>,
     /// Where this rank runs.
     pub device: Device,
     /// How GPUs reach each other's slabs.
@@ -47,6 +53,10 @@ pub struct Config {
     pub threads: Option<u32>,
     /// A fatbin to load in place of the one that is built in.
     pub kernels: Option<PathBuf>,
+    /// Whether creation measures what the lane does.
+    pub probe: ProbeMode,
+    /// Where verdicts on lanes are kept from one communicator to the next; `None` keeps nothing. Rank 0's counts.
+    pub cache_dir: Option<PathBuf>,
     /// Where rendezvous sockets live, for ids made on behalf of this configuration.
     pub run_dir: Option<PathBuf>,
 }
@@ -64,6 +74,7 @@ impl Config {
         }
         Ok(Config {
             islands: env.islands.as_deref().map(|text| Islands::parse(n, text)).transpose()?,
+            topology: env.topology.clone(),
             device: env.device.unwrap_or_default(),
             lane: env.lane.unwrap_or(Lane::Auto),
             slab_bytes: env.slab,
@@ -76,22 +87,15 @@ impl Config {
             blocks: None,
             threads: None,
             kernels: env.kernels.clone(),
+            probe: env.probe.unwrap_or(ProbeMode::Auto),
+            cache_dir: probe::default_dir(env),
             run_dir: env.run_dir.clone(),
         })
     }
 
     /// Fills in the defaults and refuses what cannot be.
-    pub(crate) fn settle(&self, n: usize) -> Result<Agreed> {
-        let islands = match &self.islands {
-            Some(islands) if islands.ranks() != n => {
-                return Err(Error::InvalidArgument(format!(
-                    "the islands {islands} hold {} ranks, but the communicator has {n}",
-                    islands.ranks()
-                )))
-            }
-            Some(islands) => islands.clone(),
-            None => Islands::single(n)?,
-        };
+    pub(super) fn settle(&self, n: usize, seen: Option<&Seen>) -> Result<Agreed> {
+        let islands = described::islands(self, n, seen)?;
         let slab_bytes = self.slab_bytes.unwrap_or(match self.device {
             Device::Cpu => CPU_SLAB,
             Device::Cuda { .. } => CUDA_SLAB,
@@ -132,6 +136,11 @@ impl Config {
         }
         Ok(Agreed {
             version: env!("CARGO_PKG_VERSION").into(),
+            topology: match seen {
+                Some(seen) => seen.hash(),
+                None if self.topology.is_some() => "without a place for every rank".into(),
+                None => "unknown".into(),
+            },
             islands: islands.groups().to_vec(),
             device: match self.device {
                 Device::Cpu => "cpu".into(),
@@ -145,6 +154,7 @@ impl Config {
             protocol: self.protocol,
             direction: self.direction,
             check: self.check,
+            probe: self.probe,
         })
     }
 }
@@ -153,6 +163,7 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Agreed {
     version: String,
+    topology: String,
     islands: Vec<Vec<u8>>,
     device: String,
     pub lane: Lane,
@@ -163,6 +174,7 @@ pub(crate) struct Agreed {
     pub protocol: Option<Protocol>,
     pub direction: Option<Direction>,
     pub check: bool,
+    pub probe: ProbeMode,
 }
 
 impl Agreed {
@@ -203,8 +215,8 @@ impl Agreed {
             )+};
         }
         field!(
-            version, islands, device, lane, blocks, threads, slab_bytes, algorithm, protocol,
-            direction, check
+            version, topology, islands, device, lane, blocks, threads, slab_bytes, algorithm,
+            protocol, direction, check, probe
         );
         String::new()
     }
@@ -220,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_rank_that_differs_is_named() {
-        let agreed = config().settle(4).unwrap();
+        let agreed = config().settle(4, None).unwrap();
         let mut all = vec![agreed.clone(), agreed.clone(), agreed.clone(), agreed];
         assert_eq!(Agreed::compare(&all), Ok(()));
         all[2].slab_bytes = 4 << 20;
@@ -249,7 +261,7 @@ mod tests {
                 "flagged",
             ),
         ] {
-            let error = config.settle(n).unwrap_err().to_string();
+            let error = config.settle(n, None).unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
     }

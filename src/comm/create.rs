@@ -2,11 +2,13 @@
 
 use super::communicator::{Communicator, Inner};
 use super::config::{Agreed, Config};
+use super::described::Look;
 use super::engine::{self, Engine};
 use super::stats::Counters;
 use crate::bootstrap::{Mesh, Owner, UniqueId, CHANNELS};
 use crate::error::{Error, Result};
 use crate::log::log;
+use crate::plan::DeviceKind;
 use crate::types::MAX_RANKS;
 use std::sync::{Arc, OnceLock};
 
@@ -66,9 +68,17 @@ impl Communicator {
         check_rank(n, rank)?;
         let mut mesh = Mesh::connect(id, n, rank, config.setup_deadline)?;
 
-        let all = mesh.all_gather("agree on the configuration", config.settle(n))?;
+        let look = Look::new(config, rank);
+        let place = look.as_ref().map(Look::place).map_err(Clone::clone);
+        let places = mesh.all_gather("describe the box", place)?;
+        let seen = look?.locate(&places);
+        let all = mesh.all_gather("agree on the configuration", config.settle(n, seen.as_ref()))?;
         Agreed::compare(&all)?;
-        let (plans, engine, fault) = engine::set_up(&mut mesh, all[rank].clone(), config)?;
+        let (mut plans, engine, fault) = engine::set_up(&mut mesh, all[rank].clone(), config)?;
+        if let Some(seen) = seen.filter(|_| all[rank].device_kind() == DeviceKind::Gpu) {
+            // All ranks hold the same description and the same islands, so all come to the same end here.
+            plans.follow(seen.model(plans.islands())?);
+        }
 
         let raised = Arc::clone(&fault);
         let on_failure = move |error: Error| {
@@ -95,7 +105,7 @@ impl Communicator {
                 })
             }
         };
-        let watch = mesh.watch(Box::new(on_failure), on_goodbye)?;
+        let watch = mesh.watch(Box::new(on_failure), on_goodbye, engine.look())?;
         let inner = Inner {
             rank,
             size: n,
@@ -115,6 +125,9 @@ impl Communicator {
             inner.plans.tree(),
             inner.plans.tree().hash64()
         );
+        if let Some(report) = inner.engine.report().filter(|_| rank == 0) {
+            log!(Info, "{report}");
+        }
         Ok(Communicator { inner: Arc::new(inner) })
     }
 

@@ -6,14 +6,16 @@ use super::departures::Departures;
 use super::fault::Fault;
 use super::host::{armed_slab, HostRank};
 use super::order::Order;
-use super::plans::Plans;
+use super::plans::{Plan, Plans};
+use super::probe;
 use super::selftest;
 use crate::bootstrap::Mesh;
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::lane::{Layout, Mapping};
 use crate::plan::DeviceKind;
-use crate::types::{DType, Op};
+use crate::probe::ProbeReport;
+use crate::types::{DType, Op, ProbeMode};
 use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -32,6 +34,25 @@ impl Engine {
     pub fn is_cpu(&self) -> bool {
         matches!(self, Engine::Cpu(_))
     }
+
+    /// Looks for an error that a kernel has found and nobody has asked for yet. Ranks that no schedule joins to this one have
+    /// no other way to learn of it, and would wait until their own deadlines. A rank of the CPU finds it when the call ends.
+    pub fn look(&self) -> Option<Box<dyn Fn() -> Option<Error> + Send>> {
+        match self {
+            Engine::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => Some(gpu.look()),
+        }
+    }
+
+    /// What the probe found, if creation measured or remembers it.
+    pub fn report(&self) -> Option<&ProbeReport> {
+        match self {
+            Engine::Cpu(cpu) => cpu.report.as_ref(),
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => gpu.report(),
+        }
+    }
 }
 
 /// A rank of the CPU device and the order of its calls.
@@ -43,6 +64,8 @@ pub(super) struct CpuEngine {
     pub host: Mutex<HostRank>,
     /// The step that is running, and who has left.
     pub departures: Arc<Departures>,
+    /// What the probe found.
+    pub report: Option<ProbeReport>,
 }
 
 /// Where a call is queued. A stream of the CPU device lives as long as the call it is named in, or the group.
@@ -120,17 +143,17 @@ fn set_up_cpu(
     let layout = Layout::new(agreed.slab_bytes, CPU_CHANNELS).map(Layout::with_rotation);
     let built = layout.and_then(|layout| {
         let plans = Plans::new(agreed, rank, &layout, |_| true)?;
-        Ok((plans, armed_slab(&layout)?))
+        Ok((plans, layout, armed_slab(&layout)?))
     });
     let (built, exported) = match built {
-        Ok((plans, slab)) => {
+        Ok((plans, layout, slab)) => {
             let fd = slab.export();
-            (Some((plans, slab)), fd.map(|fd| vec![fd]))
+            (Some((plans, layout, slab)), fd.map(|fd| vec![fd]))
         }
         Err(error) => (None, Err(error)),
     };
     let fds = mesh.exchange_fds("share the slabs", exported)?;
-    let (plans, slab) =
+    let (plans, layout, slab) =
         built.ok_or_else(|| Error::Internal("the vote passed without a slab".into()))?;
 
     let peers = (0..n)
@@ -161,14 +184,45 @@ fn set_up_cpu(
     let ended = |error| {
         fault.raise(error);
     };
-    let tested = mesh.guard(ended, || selftest::run(&plans, rank, &nonces, reduce));
+    let tested = mesh.guard(ended, || selftest::run(&plans, rank, &nonces, 0, reduce));
     mesh.vote("test the lane", tested.and_then(|tested| tested))?;
+    let report = match plans.agreed().probe {
+        ProbeMode::Always => measure(mesh, &plans, &layout, &mut host, &fault)?,
+        // There is no lane to choose, and thousands of communicators need not know.
+        ProbeMode::Auto | ProbeMode::Off => None,
+    };
     host.set_deadline(config.deadline);
     let engine = CpuEngine {
         order: Order::default(),
         own_stream: Stream::new()?,
         host: Mutex::new(host),
         departures: Arc::new(Departures::new(n)),
+        report,
     };
     Ok((plans, Engine::Cpu(engine), fault))
+}
+
+fn measure(
+    mesh: &mut Mesh,
+    plans: &Plans,
+    layout: &Layout,
+    host: &mut HostRank,
+    fault: &Fault,
+) -> Result<Option<ProbeReport>> {
+    struct Cpu<'a>(&'a mut HostRank, &'a Plan, &'a Layout);
+    impl probe::Prober for Cpu<'_> {
+        // A rank of the CPU is one thread that runs the whole grid.
+        fn blocks(&self) -> u32 {
+            1
+        }
+        fn shoot(&mut self, shot: &probe::Shot) -> Result<Vec<u64>> {
+            self.0.probe(shot, self.1, self.2)
+        }
+    }
+    let any = plans.all().first().ok_or_else(|| Error::Internal("a rank without plans".into()))?;
+    // Every rank has mapped the slabs of all.
+    let reach = ((1u32 << mesh.size()) - 1) & !(1 << mesh.rank());
+    let setting = probe::Setting { lane: "cpu", islands: plans.islands(), layout, reach };
+    let measured = probe::measure(mesh, &setting, &mut Cpu(host, any, layout), fault)?;
+    measured.map_err(|failed| failed.error)
 }

@@ -3,12 +3,13 @@
 use super::call::Call;
 use super::fault::{Fault, OwnCall};
 use super::plans::Plan;
+use super::probe::{launch_of, result_words, Shot};
 use super::signature::signature;
 use crate::device::cpu;
 use crate::error::{Error, Result};
 use crate::lane::{longest_piece, HostSlab, Layout, Mapping};
 use crate::launch::{pl_args, pl_channel, pl_geometry, PL_MAX_RANKS};
-use crate::types::{Protocol, PACK_BYTES};
+use crate::types::{DType, Op, Protocol, PACK_BYTES};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,6 +177,38 @@ impl HostRank {
             unsafe { cpu::add_rms_norm(args)? };
         }
         Ok(steps)
+    }
+
+    /// Runs one launch of the probe; `plan` is any of this rank's.
+    pub fn probe(&mut self, shot: &Shot, plan: &Plan, layout: &Layout) -> Result<Vec<u64>> {
+        // SAFETY: integers and raw pointers, for which zero is a value.
+        let mut args: pl_args = unsafe { std::mem::zeroed() };
+        args.table = *plan.table;
+        args.geo = plan.geometry;
+        args.base = self.base;
+        args.state = self.fault.state();
+        args.channel = self.channel.get();
+        args.deadline_ns = self.deadline_ns;
+        args.yield_ = self.yields.into();
+        args.launch = 1;
+        let mut words = vec![0u64; result_words(shot)];
+        let mut barrier = [0u64; 2];
+        let (result, barrier) = (words.as_mut_ptr() as u64, barrier.as_mut_ptr() as u64);
+        let probe = launch_of(shot, layout, args, result, barrier);
+        // SAFETY: the slabs are mapped at `base`, and the probe keeps to the bulk protocol's data, which nobody uses in
+        // set-up; results and barrier are this call's own.
+        unsafe { cpu::probe(&probe)? };
+        match self.fault.aborted() {
+            true => Err(self.fault.after_kernel(OwnCall {
+                rank: self.rank as u32,
+                count: 0,
+                dtype: DType::F32,
+                op: Op::Sum,
+                algorithm: plan.choice.algorithm,
+                protocol: plan.choice.protocol,
+            })),
+            false => Ok(words),
+        }
     }
 
     /// Points the arguments at `plan`. They are kept between calls: copying a table costs more than a small call.

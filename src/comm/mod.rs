@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `config` | what a caller may ask for, and what all ranks must agree on |
 //! | `create` | one rank, or several of one process at once |
+//! | `described` | where the ranks sit on the described box: islands, and the model that chooses |
 //! | `communicator` | the public handle: call, ask, abort, destroy |
 //! | `submit` | how a call reaches its device |
 //! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
@@ -16,13 +17,18 @@
 //! | `group` | calls noted until the group's end |
 //! | `fused` | all-reduce, residual add and RMSNorm in one |
 //! | `signature` | differs where calls do; travels in the flags |
+//! | `attempt` | outcomes of set-up that are no end of it |
+//! | `probe` | what the lane does, measured by all ranks |
 //! | `selftest` | the first use of the real kernels, checked by the owner of the memory |
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+mod attempt;
 mod call;
 mod communicator;
 mod config;
 mod create;
 mod departures;
+mod described;
 mod engine;
 mod fault;
 mod fused;
@@ -32,6 +38,7 @@ mod group;
 mod host;
 mod order;
 mod plans;
+mod probe;
 mod selftest;
 mod signature;
 mod stats;

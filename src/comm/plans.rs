@@ -7,7 +7,7 @@ use crate::lane::{step_packs, step_rows, Layout};
 #[cfg(feature = "cuda")]
 use crate::launch::PL_MAX_RANKS;
 use crate::launch::{pl_geometry, pl_table, PL_DST_PARTIAL};
-use crate::plan::{choose, Choice};
+use crate::plan::{choose, Choice, Model};
 use crate::schedule::{self, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
 #[cfg(feature = "cuda")]
@@ -64,6 +64,8 @@ pub(crate) struct Plans {
     tree: Tree,
     agreed: Agreed,
     plans: Vec<Plan>,
+    /// What chooses where the box is described.
+    model: Option<Model>,
 }
 
 impl Plans {
@@ -110,7 +112,12 @@ impl Plans {
                 agreed.algorithm.map_or("every algorithm", Algorithm::name)
             )));
         }
-        Ok(Plans { islands, tree, agreed, plans })
+        Ok(Plans { islands, tree, agreed, plans, model: None })
+    }
+
+    /// Chooses by this model from now on; all ranks must do the same.
+    pub fn follow(&mut self, model: Option<Model>) {
+        self.model = model;
     }
 
     pub fn tree(&self) -> &Tree {
@@ -121,12 +128,21 @@ impl Plans {
         &self.islands
     }
 
+    /// What all ranks have agreed on.
+    pub fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
     /// What serves a call of `bytes` bytes: the rule's choice, with the pins of the configuration in its place.
     pub fn choose(&self, bytes: usize, dtype: DType) -> Result<Choice> {
         let Agreed { algorithm, protocol, direction, .. } = self.agreed;
-        let free = choose(self.agreed.device_kind(), &self.islands, bytes, dtype);
+        let built = |a: Algorithm| self.plans.iter().any(|p| p.choice.algorithm == a);
+        let modelled = self.model.as_ref().and_then(|m| m.choose(bytes, dtype, built));
+        let free = match modelled {
+            Some(line) => line.choice,
+            None => choose(self.agreed.device_kind(), &self.islands, bytes, dtype),
+        };
         let algorithm = algorithm.unwrap_or_else(|| {
-            let built = |a: Algorithm| self.plans.iter().any(|p| p.choice.algorithm == a);
             // Not built: it has more peers than the GPU has room for. Any other gives the same bits.
             let other = || Algorithm::ALL.iter().copied().rev().find(|&a| built(a));
             Some(free.algorithm).filter(|&a| built(a)).or_else(other).unwrap_or(free.algorithm)

@@ -32,17 +32,19 @@ fn element(nonce: u64, step: u64, i: usize) -> f32 {
     ((z ^ (z >> 31)) % 64) as f32 - 32.0
 }
 
-/// Runs every protocol through the algorithm that small calls get. `nonces` are the ranks' own, in order; `reduce` sums
-/// its input over all ranks into its output by the plan with the index given.
+/// Runs every protocol through the algorithm that small calls get, on `channel`. `nonces` are the ranks' own, in order;
+/// `reduce` sums its input over all ranks into its output by the plan with the index given.
 pub(super) fn run(
     plans: &Plans,
     rank: usize,
     nonces: &[u64],
+    channel: usize,
     mut reduce: impl FnMut(&[f32], &mut [f32], usize) -> Result<()>,
 ) -> Result<()> {
     let mut output = vec![0f32; COUNT];
     let algorithm = plans.choose(COUNT * 4, DType::F32)?.algorithm;
-    let mut step = 0;
+    // Steps of another channel have other data.
+    let mut step = channel as u64 * 4 * STEPS;
     let mut verdict = Ok(());
     for (protocol, direction) in [
         (Protocol::Ll, Direction::Push),
@@ -60,8 +62,8 @@ pub(super) fn run(
                 let want: f32 = nonces.iter().map(|&n| element(n, step, i)).sum();
                 if got != want && verdict.is_ok() {
                     // The other ranks wait for the remaining steps, so these are run all the same.
-                    verdict = Err(Error::Device(format!(
-                        "the lane does not deliver what is written: {algorithm} by {protocol} ({direction}), step {step}, element {i} is {got} instead of {want}"
+                    verdict = Err(Error::Lane(format!(
+                        "{algorithm} by {protocol} ({direction}), channel {channel}, step {step}, element {i} is {got} instead of {want}"
                     )));
                 }
             }

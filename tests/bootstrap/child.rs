@@ -73,7 +73,7 @@ fn set_up(
     let on_failure = move |error| {
         let _ = send.send(error);
     };
-    let watch = mesh.watch(Box::new(on_failure), Box::new(|_, _| None))?;
+    let watch = mesh.watch(Box::new(on_failure), Box::new(|_, _| None), None)?;
     say("working", "-");
     here("work");
     Ok((watch, receive))
@@ -167,7 +167,7 @@ fn limited(id: &UniqueId, n: usize, rank: usize, victim: usize, room: u64) -> Re
     let mut mesh = Mesh::connect(id, n, rank, deadline)?;
     let mine = std::fs::File::open("/dev/null").map_err(|e| Error::os("open", &e));
     mesh.exchange_fds("handles", mine.map(|file| vec![file.into()]))?;
-    let _watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| None))?;
+    let _watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| None), None)?;
     Ok(())
 }
 
@@ -187,7 +187,7 @@ fn cycles(times: usize) -> Result<()> {
                 let mine = if rank == 2 { Err(Error::Closed) } else { Ok(()) };
                 mesh.vote("fail", mine).unwrap_err();
             } else {
-                let _watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| None)).unwrap();
+                let _watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| None), None).unwrap();
             }
         });
     };

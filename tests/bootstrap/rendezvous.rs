@@ -15,7 +15,7 @@ fn one_to_sixteen_ranks_meet_and_leave_nothing_behind() {
             assert_eq!((mesh.rank(), mesh.size()), (rank, n));
             assert!((0..n).all(|r| mesh.same_process(r)) && !mesh.same_process(n));
             let all = mesh.all_gather("squares", Ok((rank * rank) as u64)).unwrap();
-            drop(mesh.watch(Box::new(|_| ()), Box::new(|_, _| None)).unwrap());
+            drop(mesh.watch(Box::new(|_| ()), Box::new(|_, _| None), None).unwrap());
             all
         });
         let expected: Vec<u64> = (0..n as u64).map(|r| r * r).collect();

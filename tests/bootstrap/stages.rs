@@ -39,7 +39,7 @@ fn set_up(mut mesh: Mesh, failing: Option<(usize, usize)>) -> Result<()> {
     mesh.all_gather(STAGES[0], mine(0).map(|()| vec![rank; rank]))?;
     mesh.exchange_fds(STAGES[1], mine(1).map(|()| vec![memfd("x")]))?;
     mesh.vote(STAGES[2], mine(2))?;
-    mesh.watch(Box::new(|_| ()), Box::new(|_, _| None)).map(drop)
+    mesh.watch(Box::new(|_| ()), Box::new(|_, _| None), None).map(drop)
 }
 
 #[test]
@@ -96,7 +96,10 @@ fn after_a_failure_every_stage_returns_the_same_error() {
                 let first = mesh.all_gather("one", mine).unwrap_err();
                 assert_eq!(mesh.vote("two", Ok(())).unwrap_err(), first);
                 assert_eq!(mesh.exchange_fds("three", Ok(vec![])).unwrap_err(), first);
-                assert_eq!(mesh.watch(Box::new(|_| ()), Box::new(|_, _| None)).unwrap_err(), first);
+                assert_eq!(
+                    mesh.watch(Box::new(|_| ()), Box::new(|_, _| None), None).unwrap_err(),
+                    first
+                );
             });
         }
     });

@@ -12,7 +12,7 @@ fn watches(dir: &Dir, n: usize) -> Vec<(Watch, Receiver<Error>)> {
         let (send, receive) = channel();
         let mesh = Mesh::connect(&id, n, rank, LONG).unwrap();
         let watch = mesh
-            .watch(Box::new(move |error| send.send(error).unwrap()), Box::new(|_, _| None))
+            .watch(Box::new(move |error| send.send(error).unwrap()), Box::new(|_, _| None), None)
             .unwrap();
         (watch, receive)
     })
@@ -118,10 +118,10 @@ fn the_callback_may_drop_the_watch() {
                 drop(slot.lock().unwrap().take());
                 send.send(error).unwrap();
             };
-            let watch = mesh.watch(Box::new(on_failure), Box::new(|_, _| None));
+            let watch = mesh.watch(Box::new(on_failure), Box::new(|_, _| None), None);
             *in_callback.lock().unwrap() = Some(watch.unwrap());
         } else {
-            let watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| None)).unwrap();
+            let watch = mesh.watch(Box::new(|_| ()), Box::new(|_, _| None), None).unwrap();
             eventually(|| slot.lock().unwrap().is_some());
             watch.tell(&Error::Closed);
         }

@@ -53,6 +53,7 @@ static void bad_handles(void) {
   REFUSED(HANDLE, "destroyed", peerlane_comm_size(gone, &value));
   REFUSED(HANDLE, "destroyed", peerlane_comm_stats(gone, &stats));
   REFUSED(HANDLE, "destroyed", peerlane_comm_explain(gone, 1, PEERLANE_INT8, NULL, 0, NULL));
+  REFUSED(HANDLE, "destroyed", peerlane_comm_probe(gone, NULL, 0, NULL));
   REFUSED(HANDLE, "destroyed", peerlane_comm_async_error(gone, &sticky));
   REFUSED(HANDLE, "destroyed", peerlane_comm_abort(gone));
   REFUSED(HANDLE, "destroyed", peerlane_comm_destroy(gone));
@@ -174,6 +175,7 @@ static void bad_outputs(void) {
   REFUSED(INVALID, "'error' is NULL", peerlane_comm_async_error(comm, NULL));
   REFUSED(INVALID, "'stream' is NULL", peerlane_stream_create(NULL));
   REFUSED(INVALID, "'capacity' is 5", peerlane_comm_explain(comm, 64, PEERLANE_INT8, NULL, 5, &length));
+  REFUSED(INVALID, "'capacity' is 5", peerlane_comm_probe(comm, NULL, 5, &length));
   REFUSED(INVALID, "'dtype'", peerlane_comm_explain(comm, 64, (peerlane_dtype)44, text, sizeof text, &length));
   CHECK(length == 7 && strcmp(text, "abc") == 0);
   CHECK(strlen(peerlane_status_string((peerlane_status)12345)) > 0);

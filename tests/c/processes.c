@@ -44,6 +44,9 @@ static void rank_main(int rank, const peerlane_unique_id* id, size_t largest) {
   OK(peerlane_comm_explain(comm, 14336, PEERLANE_BFLOAT16, text, 10, NULL));
   CHECK(strlen(text) == 9);
 
+  OK(peerlane_comm_probe(comm, text, sizeof text, &length));
+  CHECK(length == 0 && text[0] == 0); /* nobody has asked for it */
+
   OK(peerlane_comm_destroy(comm));
 }
 

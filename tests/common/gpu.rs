@@ -8,8 +8,8 @@ use super::support::Case;
 use peerlane::bootstrap::UniqueId;
 use peerlane::comm::{Communicator, Config};
 use peerlane::env::Env;
-use peerlane::launch::pl_args;
-use peerlane::{DType, Device, Error, Op};
+use peerlane::launch::{pl_args, pl_probe};
+use peerlane::{DType, Device, Error, Op, ProbeMode};
 use std::time::{Duration, Instant};
 
 /// The stand-in driver runs the host's kernel for every kernel of the GPU.
@@ -35,10 +35,19 @@ unsafe extern "C" fn norm(args: *const pl_args) {
     }
 }
 
-/// All ranks on the first GPU.
+unsafe extern "C" fn run_probe(probe: *const pl_probe) {
+    // SAFETY: as above.
+    let done = unsafe { peerlane::device::cpu::probe(&*probe) };
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
+/// All ranks on the first GPU. Nothing is measured, and nothing kept.
 pub fn config(n: usize) -> Config {
     register_kernel("pl_host_all_reduce", run);
     register_kernel("pl_host_add_rms_norm", norm);
+    register_kernel("pl_probe_lane", run_probe);
     // Anything is a fatbin to the stand-in driver.
     let kernels = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake.fatbin");
     if !kernels.exists() {
@@ -50,6 +59,7 @@ pub fn config(n: usize) -> Config {
         slab_bytes: Some(4 << 20),
         deadline: Duration::from_secs(60),
         setup_deadline: Duration::from_secs(30),
+        probe: ProbeMode::Off,
         ..Config::from_vars(n, &Env::default()).unwrap()
     }
 }

@@ -8,9 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const MAP: &str =
-    "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
-                   peerlane_foreign=hostkernels_foreign:32";
+/// Which host function stands for which kernel.
+fn kernel_map() -> String {
+    format!(
+        "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
+         peerlane_foreign=hostkernels_foreign:32,pl_probe_lane=hostkernels_probe:{}",
+        size_of::<peerlane::launch::pl_probe>()
+    )
+}
 
 /// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
 pub fn fatbin() -> &'static Path {
@@ -30,9 +35,11 @@ pub fn fake() -> Vec<(&'static str, String)> {
     vec![
         ("LD_LIBRARY_PATH", fakecuda::driver_folder().display().to_string()),
         ("FAKECUDA_KERNELS", kernels.display().to_string()),
-        ("FAKECUDA_KERNEL_MAP", MAP.into()),
+        ("FAKECUDA_KERNEL_MAP", kernel_map()),
         ("PEERLANE_KERNELS", fatbin().display().to_string()),
         ("PEERLANE_SLAB", "4M".into()),
+        // Measuring would cost more than what is tested, and leave a file in the user's cache.
+        ("PEERLANE_PROBE", "off".into()),
     ]
 }
 
@@ -65,5 +72,6 @@ pub fn nccl() -> &'static Path {
 
 /// A kernel map in which the all-reduce of bfloat16 does nothing. The self-test of set-up uses f32, and passes.
 pub fn kernels_that_do_nothing() -> String {
-    format!("pl_all_reduce_bf16_=hostkernels_nothing,pl_all_reduce_add_rms_norm_bf16_=hostkernels_nothing,{MAP}")
+    let map = kernel_map();
+    format!("pl_all_reduce_bf16_=hostkernels_nothing,pl_all_reduce_add_rms_norm_bf16_=hostkernels_nothing,{map}")
 }

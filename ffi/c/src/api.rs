@@ -143,6 +143,23 @@ exports! {
         Ok(())
     }
 
+    /// Writes what is known of the lane.
+    fn peerlane_comm_probe(
+        comm: Use<Communicator>,
+        buffer: TextOut,
+        capacity: usize,
+        length: Option<Out<usize>>,
+    ) {
+        buffer.check_capacity(capacity)?;
+        let text = comm.0.probe().map(|report| report.to_json()).unwrap_or_default();
+        // SAFETY: the caller's buffer has `capacity` bytes.
+        unsafe { buffer.write(&text, capacity) };
+        if let Some(length) = length {
+            length.write(text.len());
+        }
+        Ok(())
+    }
+
     /// Reduces over all ranks.
     fn peerlane_all_reduce(
         comm: Use<Communicator>,

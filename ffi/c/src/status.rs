@@ -62,7 +62,7 @@ impl From<&Error> for Status {
             Error::InvalidArgument(_) => Status::InvalidArgument,
             Error::Unsupported(_) => Status::Unsupported,
             Error::System { .. } => Status::System,
-            Error::Device(_) => Status::Device,
+            Error::Device(_) | Error::Lane(_) => Status::Device,
             Error::Setup { .. } => Status::Setup,
             Error::RankDied { .. } => Status::RankDied,
             Error::RankLeft { .. } => Status::RankLeft,

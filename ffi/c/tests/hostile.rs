@@ -45,6 +45,7 @@ api! {
     comm_rank(usize, *mut c_int) -> c_int;
     comm_async_error(usize, *mut c_int) -> c_int;
     comm_explain(usize, usize, c_int, *mut c_char, usize, *mut usize) -> c_int;
+    comm_probe(usize, *mut c_char, usize, *mut usize) -> c_int;
     all_reduce(usize, *const c_void, *mut c_void, usize, c_int, c_int, usize) -> c_int;
     group_start() -> c_int;
     group_end() -> c_int;
@@ -285,6 +286,9 @@ fn everything_else_survives_any_arguments(
         if api.checked(status, "peerlane_comm_explain") == SUCCESS && !absent(1) && capacity > 0 {
             prop_assert!(text[..capacity].contains(&0));
         }
+        prop_assert!(text[capacity..].iter().all(|&c| c == UNTOUCHED as c_char));
+        let status = (api.comm_probe)(handle, buffer, capacity, out);
+        api.checked(status, "peerlane_comm_probe");
         prop_assert!(text[capacity..].iter().all(|&c| c == UNTOUCHED as c_char));
 
         if grouped {

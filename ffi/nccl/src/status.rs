@@ -53,7 +53,7 @@ pub fn code(error: &Error) -> ncclResult_t {
         Error::Unsupported(_) | Error::Mismatch(_) | Error::Concurrent { .. } | Error::Closed => {
             ncclInvalidUsage
         }
-        Error::System { .. } | Error::Setup { .. } => ncclSystemError,
+        Error::System { .. } | Error::Setup { .. } | Error::Lane(_) => ncclSystemError,
         Error::Device(_) => ncclUnhandledCudaError,
         // What NCCL returns when another process ended or gave up. `ncclTimeout` is not used: callers built with a NCCL before
         // 2.30 do not know it.

@@ -1,6 +1,9 @@
 //! The `peerlane` command-line tool.
 
 mod bench;
+mod described;
+mod doctor;
+mod explain;
 mod soak;
 
 use clap::{Parser, Subcommand};
@@ -18,6 +21,10 @@ struct Cli {
 enum Command {
     /// Measure and check all-reduce; flags and table as in nccl-tests
     Bench(Box<bench::Args>),
+    /// Show the box, its islands, the schedule for a message, and what it will cost
+    Explain(explain::Args),
+    /// Say whether this box will be fast and right, and what to change
+    Doctor(doctor::Args),
     /// Reduce at random for as long as asked, check every result, and watch for leaks
     Soak(soak::Args),
     /// One rank of a `bench` run; takes its orders on standard input
@@ -28,6 +35,8 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Soak(args) => soak::run(&args).map(|()| ExitCode::SUCCESS),
         Command::BenchRank => bench::serve_rank(),
     };

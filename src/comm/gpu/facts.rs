@@ -24,16 +24,26 @@ pub(super) struct Facts {
     reach: Vec<(Uuid, bool)>,
 }
 
+/// The GPU that `device` means.
+fn gpu(driver: Driver, device: Device) -> Result<Gpu> {
+    match device {
+        Device::Cuda { ordinal: Some(ordinal) } => Gpu::by_ordinal(driver, ordinal),
+        _ => match Gpu::current(driver)? {
+            Some(gpu) => Ok(gpu),
+            None => Gpu::by_ordinal(driver, 0),
+        },
+    }
+}
+
+/// Where the GPU that `device` means sits on the PCI buses.
+pub(in crate::comm) fn address_of(device: Device) -> Result<String> {
+    Ok(gpu(Driver::load()?, device)?.facts().pci_bus_id.clone())
+}
+
 /// The GPU that `device` means, with its context, and what there is to say about it.
 pub(super) fn look(device: Device) -> Result<(Context, Facts)> {
     let driver = Driver::load()?;
-    let gpu = match device {
-        Device::Cuda { ordinal: Some(ordinal) } => Gpu::by_ordinal(driver, ordinal)?,
-        _ => match Gpu::current(driver)? {
-            Some(gpu) => gpu,
-            None => Gpu::by_ordinal(driver, 0)?,
-        },
-    };
+    let gpu = gpu(driver, device)?;
     let context = Context::retain(&gpu)?;
     let all = Gpu::all(driver)?;
     let mut pair = vec![gpu.clone()];
@@ -122,10 +132,10 @@ pub(super) fn degree(facts: &[Facts], tables: &[pl_table]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn facts(gpu: u8, unreachable: &[u8]) -> Facts {
+    pub fn facts(gpu: u8, unreachable: &[u8]) -> Facts {
         let uuid = |gpu| Uuid([gpu; 16]);
         Facts {
             uuid: uuid(gpu),

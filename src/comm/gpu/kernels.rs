@@ -2,7 +2,7 @@
 
 use crate::device::cuda::{Context, CudaVersion, Function, Module, Uuid};
 use crate::error::{Error, Result};
-use crate::launch::{pl_args, pl_table};
+use crate::launch::{pl_args, pl_probe, pl_table};
 use crate::types::{DType, Op, Protocol};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -26,6 +26,7 @@ pub(crate) struct Kernels {
     functions: Vec<Option<Function<pl_args>>>,
     fused: Vec<Function<pl_args>>,
     norms: Vec<Function<pl_args>>,
+    probe: Function<pl_probe>,
 }
 
 type Cached = (Uuid, Option<PathBuf>, Weak<Kernels>);
@@ -93,7 +94,12 @@ impl Kernels {
                 }
             }
         }
-        Ok(Kernels { functions, fused, norms })
+        Ok(Kernels { functions, fused, norms, probe: module.function("pl_probe_lane")? })
+    }
+
+    /// The kernel that measures.
+    pub fn probe(&self) -> &Function<pl_probe> {
+        &self.probe
     }
 
     /// The kernel for a call over `table`.

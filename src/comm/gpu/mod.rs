@@ -2,24 +2,31 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
-//! | `rank` | a rank: launches, eager and captured; leaving |
-//! | `setup`, `attempt` | set-up, stage by stage and lane by lane, each agreed on by all ranks |
+//! | `rank` | a rank: launches, eager and captured |
+//! | `trial` | its first use, tested |
+//! | `probe` | its launches of the probe |
+//! | `leave` | how it leaves |
+//! | `setup` | set-up, stage by stage and lane by lane, each agreed on by all ranks |
+//! | `verdicts` | what is known of the lanes from earlier |
 //! | `facts` | what ranks tell each other about their GPUs, and the lanes that follow |
 //! | `slab` | the slab of each lane, and the ways to those of the peers |
 //! | `state` | what kernels and host share; kept alive by graphs |
 //! | `kernels` | the fatbin, and the kernel for a call |
 //! | `shape` | blocks and threads of a launch |
 
-mod attempt;
 mod facts;
 mod kernels;
+mod leave;
+mod probe;
 mod rank;
 mod setup;
 mod shape;
 mod slab;
 mod state;
+mod trial;
+mod verdicts;
 
-pub(super) use facts::settle_ordinal;
+pub(super) use facts::{address_of, settle_ordinal};
 pub(super) use rank::GpuRank;
 pub(super) use setup::{set_up, Ready};
 pub(super) use state::DeviceState;

@@ -4,31 +4,29 @@
 use super::shape::{Shape, ShapeRule};
 use super::slab::{Peer, Slab};
 use super::state::DeviceState;
-use crate::bootstrap::{Steps, Watch, CHANNELS};
+use crate::bootstrap::{Steps, CHANNELS};
 use crate::comm::call::Call;
 use crate::comm::fault::{error_of, Fault};
 use crate::comm::plans::{Plan, Plans};
-use crate::comm::selftest;
 use crate::comm::signature::signature;
 use crate::device::cpu::partial_bytes;
 use crate::device::cuda::{
-    keep_with_graph, memory, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event,
-    LaunchShape, RelaxedThread, StreamRef,
+    keep_with_graph, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event, LaunchShape,
+    StreamRef,
 };
 use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::launch::*;
-use crate::types::{DType, Lane, Op, PACK_BYTES};
+use crate::probe::ProbeReport;
+use crate::types::{DType, Lane, PACK_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The channel of captured calls that name none. Eager calls use channel 0, so that they may run beside a replay.
 const CAPTURED: usize = 1;
 /// Graphs whose capture has been seen lately; a captured call keeps the state alive once per graph.
 const GRAPHS_REMEMBERED: usize = 8;
-/// How long a rank that leaves waits for the others to close its slab, where the lane needs that.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a rank is made of.
 pub(super) struct Parts {
@@ -43,26 +41,37 @@ pub(super) struct Parts {
 }
 
 pub(in crate::comm) struct GpuRank {
-    rank: usize,
-    parts: Parts,
-    fault: Arc<Fault>,
+    pub(super) rank: usize,
+    pub(super) parts: Parts,
+    pub(super) fault: Arc<Fault>,
     notes: Vec<String>,
-    deadline_ns: AtomicU64,
+    report: Option<ProbeReport>,
+    pub(super) deadline_ns: AtomicU64,
     /// Accumulators of a whole tile between phases, for every channel its own.
     _partial: Option<DeviceMemory>,
     /// Held by the call whose turn it is.
     launcher: Mutex<Launcher>,
 }
 
-struct Launcher {
+/// The last eager call of a channel.
+pub(super) struct LastCall {
+    /// Behind it.
+    pub event: Event,
+    /// Whether there has been one.
+    pub made: bool,
+    /// Its stream's number, if the driver gives numbers.
+    stream: Option<u64>,
+}
+
+pub(super) struct Launcher {
     /// Arguments by plan and channel, complete but for the call's own.
     prepared: Vec<Vec<pl_args>>,
     /// Calls made on each channel.
     calls: Steps,
-    /// After the last eager call of each channel, and whether there has been one.
-    last: Vec<(Event, bool)>,
+    /// By channel.
+    pub(super) last: Vec<LastCall>,
     graphs: [u64; GRAPHS_REMEMBERED],
-    captured: usize,
+    pub(super) captured: usize,
 }
 
 // SAFETY: the pointers in the prepared arguments are device addresses, which no thread follows; what they refer to lives as
@@ -115,8 +124,9 @@ impl GpuRank {
             .iter()
             .map(|plan| (0..CHANNELS).map(|channel| args(plan, channel)).collect())
             .collect();
-        let last =
-            (0..CHANNELS).map(|_| Ok((Event::new(context)?, false))).collect::<Result<_>>()?;
+        let last = (0..CHANNELS)
+            .map(|_| Ok(LastCall { event: Event::new(context)?, made: false, stream: None }))
+            .collect::<Result<_>>()?;
         let launcher = Launcher {
             prepared,
             calls: [0; CHANNELS],
@@ -129,6 +139,7 @@ impl GpuRank {
             parts,
             fault,
             notes: Vec::new(),
+            report: None,
             deadline_ns: AtomicU64::new(0),
             _partial: partial,
             launcher: Mutex::new(launcher),
@@ -158,6 +169,40 @@ impl GpuRank {
         text
     }
 
+    /// What the probe found, once [`set_report`](Self::set_report) has said.
+    pub fn report(&self) -> Option<&ProbeReport> {
+        self.report.as_ref()
+    }
+
+    pub(super) fn set_report(&mut self, report: Option<ProbeReport>) {
+        self.report = report;
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.parts.layout
+    }
+
+    pub(super) fn most_blocks(&self) -> u32 {
+        self.parts.rule.most_blocks()
+    }
+
+    /// Arguments of a step, whichever, complete but for the call's own.
+    pub(super) fn any_step(&self) -> Result<pl_args> {
+        let mut args = *self
+            .lock()
+            .prepared
+            .first()
+            .and_then(|plan| plan.first())
+            .ok_or_else(|| Error::Internal("a rank without plans".into()))?;
+        args.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
+        Ok(args)
+    }
+
+    /// Why it is over, if it is.
+    pub(super) fn set_up_error(&self) -> Option<Error> {
+        self.fault.get().cloned().or_else(|| self.kernel_error())
+    }
+
     /// For the watch: what ends kernels' waits.
     pub fn state(&self) -> &Arc<DeviceState> {
         &self.parts.state
@@ -169,12 +214,18 @@ impl GpuRank {
         Some(error_of(&record, self.rank as u32, None))
     }
 
-    fn peers(&self) -> MutexGuard<'_, Vec<Option<Peer>>> {
+    /// The same for a thread of its own.
+    pub fn look(&self) -> Box<dyn Fn() -> Option<Error> + Send> {
+        let (state, rank) = (Arc::clone(&self.parts.state), self.rank as u32);
+        Box::new(move || Some(error_of(&state.record()?, rank, None)))
+    }
+
+    pub(super) fn peers(&self) -> MutexGuard<'_, Vec<Option<Peer>>> {
         self.parts.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // Nothing in there can be left half changed that matters after a panic.
-    fn lock(&self) -> MutexGuard<'_, Launcher> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Launcher> {
         self.launcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -193,16 +244,18 @@ impl GpuRank {
         match stream.capture(&entered)? {
             CaptureStatus::None => {
                 let channel = channel.unwrap_or(0);
-                let (event, made) = &launcher.last[channel];
-                if *made {
-                    // Always, not only where the stream is another one: a stream that was destroyed since may have come
-                    // back under the same handle. On one stream the wait costs the device nothing.
-                    stream.wait(&entered, event)?;
+                // Work of one stream is in order already. The number says whether it is one: a handle does not, since a
+                // stream that was destroyed with work in it may have come back as another one under the same handle.
+                let id = stream.id(&entered)?;
+                let last = &launcher.last[channel];
+                if last.made && (id.is_none() || id != last.stream) {
+                    stream.wait(&entered, &last.event)?;
                 }
                 let steps = self.launch(&mut launcher, &entered, call, plan, index, stream, channel)?;
-                let (event, made) = &mut launcher.last[channel];
-                event.record(&entered, stream)?;
-                *made = true;
+                // Now, not when a call comes on another stream: by then this one may be gone.
+                let last = &mut launcher.last[channel];
+                last.event.record(&entered, stream)?;
+                (last.made, last.stream) = (true, id);
                 Ok(steps)
             }
             CaptureStatus::Active(graph) => {
@@ -294,135 +347,6 @@ impl GpuRank {
             unsafe { kernel.launch(entered, stream, &launch_shape(shape), args)? };
         }
         Ok(steps)
-    }
-
-    /// Input and output of the self-test.
-    pub fn test_buffers(&self) -> Result<[DeviceMemory; 2]> {
-        let bytes = selftest::COUNT * size_of::<f32>();
-        let context = self.parts.state.context();
-        Ok([DeviceMemory::new(context, bytes)?, DeviceMemory::new(context, bytes)?])
-    }
-
-    /// The first use of the lane; see `selftest`. Nothing is allocated or freed on the way: freeing may wait for the whole
-    /// GPU, hence for ranks that wait for this one.
-    pub fn self_test(
-        &self,
-        plans: &Plans,
-        nonces: &[u64],
-        [input, output]: &[DeviceMemory; 2],
-    ) -> Result<()> {
-        let stream = self.parts.state.stream();
-        let tested = selftest::run(plans, self.rank, nonces, |values, result, index| {
-            input.write(stream, 0, bytemuck::cast_slice(values))?;
-            output.write(stream, 0, bytemuck::cast_slice(result))?;
-            let call = Call {
-                input: input.ptr() as *const _,
-                output: output.ptr() as *mut _,
-                count: values.len(),
-                dtype: DType::F32,
-                op: Op::Sum,
-                norm: None,
-            };
-            self.enqueue(&call, plans, index, stream.as_ref(), None)?;
-            stream.synchronize()?;
-            if let Some(error) = self.fault.get().cloned().or_else(|| self.kernel_error()) {
-                return Err(error);
-            }
-            output.read(stream, 0, bytemuck::cast_slice_mut(result))
-        });
-        if let Err(error) = &tested {
-            // Others may be waiting for steps that this rank will not make, and its own kernel for theirs.
-            self.tell_peers();
-            self.fault.raise(error.clone());
-            let _ = stream.synchronize();
-        }
-        tested
-    }
-
-    /// Tells the kernels of all ranks within reach that this one has given up, as its own kernel would.
-    fn tell_peers(&self) {
-        let record = pl_record {
-            reason: PL_REASON_ABORTED,
-            rank: self.rank as u32,
-            peer: self.rank as u32,
-            phase: 0,
-            step: 0,
-            bytes: 0,
-            dtype: 0,
-            op: 0,
-            count: 0,
-            valid: 1,
-        };
-        // SAFETY: plain integers without padding: `cuda/wait.cuh` asserts it.
-        let bytes: [u8; size_of::<pl_record>()] = unsafe { std::mem::transmute(record) };
-        let valid = std::mem::offset_of!(pl_record, valid);
-        let stream = self.parts.state.stream().as_ref();
-        let Ok(entered) = self.parts.state.context().enter() else { return };
-        for peer in self.peers().iter().flatten() {
-            let at = peer.ptr() + (self.rank * bytes.len()) as u64;
-            // SAFETY: this rank's record in the peer's slab, which is mapped; validity last.
-            let _ = unsafe {
-                memory::write(&entered, at, &bytes[..valid], stream).and_then(|()| {
-                    memory::write(&entered, at + valid as u64, &bytes[valid..], stream)
-                })
-            };
-        }
-    }
-
-    /// Waits for this rank's work, makes replays to come return at once, lets go of the peers' slabs, and says goodbye.
-    pub fn close(&self, watch: &Watch) {
-        self.drain();
-        let state = Arc::clone(&self.parts.state);
-        let steps = state.channels().map_or([0; CHANNELS], |(steps, _)| steps);
-        // A call that a group still holds finds this.
-        self.fault.raise(Error::Closed);
-        let _ = state.close();
-        if self.lock().captured > 0 {
-            // A replay that began just before the word was set.
-            self.until_idle(Duration::from_secs(1));
-        }
-        let peers = std::mem::take(&mut *self.peers());
-        let elsewhere = |peer: &Option<Peer>| matches!(peer, Some(Peer::Ipc(_)));
-        let importers: Vec<usize> = (0..peers.len()).filter(|&r| elsewhere(&peers[r])).collect();
-        // An exporter of IPC memory may free it once we have said goodbye, so the mapping goes before. All else goes after:
-        // freeing may wait for the whole GPU, hence for ranks that wait until they know that this one has left.
-        let (before, after): (Vec<_>, Vec<_>) = peers.into_iter().partition(elsewhere);
-        drop(before);
-        if self.parts.slab.waits_for_importers() {
-            watch.goodbye_and_wait(steps, &importers, FAREWELL);
-            importers
-                .iter()
-                .filter(|&&r| watch.gone(r))
-                .for_each(|&r| self.parts.slab.importer_gone(r));
-        } else {
-            watch.goodbye(steps);
-        }
-        drop(after);
-    }
-
-    fn drain(&self) {
-        let Ok(entered) = self.parts.state.context().enter() else { return };
-        if let Ok(_relaxed) = RelaxedThread::new(&entered) {
-            for (event, made) in &self.lock().last {
-                if *made {
-                    let _ = event.synchronize(&entered);
-                }
-            }
-        }
-        if self.lock().captured > 0 && !self.parts.state.aborted() {
-            self.until_idle(Duration::from_nanos(self.deadline_ns.load(Ordering::Relaxed)));
-        }
-    }
-
-    /// Waits until no step runs on any channel, an abort, or `patience`.
-    fn until_idle(&self, patience: Duration) {
-        let start = Instant::now();
-        while let Ok((_, true)) = self.parts.state.channels() {
-            if start.elapsed() >= patience || self.kernel_error().is_some() {
-                return;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
     }
 }
 

@@ -1,29 +1,37 @@
 //! Set-up of a rank on a GPU, stage by stage. A lane that fails on any rank is given up by all, and all try the next one,
 //! unless the caller has pinned it; the reasons are kept and printed.
 
-use super::attempt::{agree, Failed, Outcome};
 use super::facts::{self, Facts, PEERS_PER_GPU};
 use super::kernels::Kernels;
 use super::rank::{GpuRank, Parts};
 use super::shape::ShapeRule;
 use super::slab::{Offer, Peer, Slab};
 use super::state::DeviceState;
+use super::verdicts::Known;
 use crate::bootstrap::{Mesh, CHANNELS};
+use crate::comm::attempt::{agree, Failed, Outcome};
 use crate::comm::config::{Agreed, Config};
 use crate::comm::fault::Fault;
 use crate::comm::plans::Plans;
+use crate::comm::probe;
 use crate::comm::selftest;
 use crate::device::cuda::{Context, RelaxedThread};
 use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::log::log;
+use crate::probe::LaneVerdict;
 use crate::types::Lane;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Other GPUs that a schedule may touch once a GPU has said that it has no room for as many as it could have.
 const FEW_PEERS: usize = 4;
+
+/// How long a wait of the test lasts. All ranks have just said that they are ready, so what a working lane carries comes
+/// within milliseconds; a lane that loses what is written must not hold up its successor.
+const LANE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What set-up brings about.
 pub(in crate::comm) struct Ready {
@@ -75,6 +83,9 @@ pub(in crate::comm) fn set_up(mesh: &mut Mesh, agreed: &Agreed, config: &Config)
     let hole = holes.into_iter().flatten().next();
     let lanes = facts::lanes(&setting.facts, hole.as_deref(), agreed.lane)?;
 
+    let islands = agreed.islands()?;
+    let mut known = Known::consult(mesh, config, &setting.context, &setting.facts, &islands)?;
+
     let mut notes: Vec<String> = hole.into_iter().collect();
     let mut queue: VecDeque<(Lane, usize)> = lanes
         .into_iter()
@@ -82,12 +93,26 @@ pub(in crate::comm) fn set_up(mesh: &mut Mesh, agreed: &Agreed, config: &Config)
         .collect();
     let mut first = None;
     while let Some((lane, limit)) = queue.pop_front() {
-        match setting.attempt(mesh, lane, limit)? {
+        // A lane that the caller insists on is tried whatever is known.
+        if let Some(why) = known.broken(lane).filter(|_| agreed.lane == Lane::Auto) {
+            log!(Warn, "rank {rank} of {}: lane {lane} is left out: {why}", setting.facts.len());
+            notes.push(format!(
+                "lane {lane}: {why} (known from earlier; PEERLANE_PROBE=always tries it again)"
+            ));
+            continue;
+        }
+        match setting.attempt(mesh, &known, lane, limit)? {
             Ok(mut ready) => {
+                if let (Some(report), None) = (ready.gpu.report(), known.report(lane)) {
+                    known.keep(lane, LaneVerdict::Measured(report.clone()));
+                }
                 ready.gpu.describe(notes);
                 return Ok(ready);
             }
-            Err(Failed { error, too_many_peers }) => {
+            Err(Failed { error, too_many_peers, lane_is_broken }) => {
+                if lane_is_broken {
+                    known.keep(lane, LaneVerdict::broken(error.to_string()));
+                }
                 log!(Warn, "rank {rank} of {}: lane {lane}: {error}", setting.facts.len());
                 notes.push(format!("lane {lane}: {error}"));
                 first.get_or_insert(error);
@@ -138,7 +163,13 @@ impl Setting<'_> {
     }
 
     /// Everything over one lane. A failure that all ranks know of leaves nothing behind.
-    fn attempt(&self, mesh: &mut Mesh, lane: Lane, limit: usize) -> Result<Outcome<Ready>> {
+    fn attempt(
+        &self,
+        mesh: &mut Mesh,
+        known: &Known,
+        lane: Lane,
+        limit: usize,
+    ) -> Result<Outcome<Ready>> {
         let (built, offer) = match self.build(lane, limit) {
             Ok((built, offer)) => (Ok(built), Ok(offer)),
             Err(failed) => (Err(failed.clone()), Err(failed)),
@@ -160,7 +191,7 @@ impl Setting<'_> {
         let slab = Arc::clone(&built.slab);
         let outcome =
             self.connect(mesh, lane, &mut built, &offers).and_then(|outcome| match outcome {
-                Ok(peers) => self.test(mesh, lane, built, peers),
+                Ok(peers) => self.test(mesh, known, lane, built, peers),
                 Err(failed) => Ok(Err(failed)),
             })?;
         if outcome.is_err() && slab.waits_for_importers() {
@@ -204,6 +235,7 @@ impl Setting<'_> {
     fn test(
         &self,
         mesh: &mut Mesh,
+        known: &Known,
         lane: Lane,
         built: Built,
         peers: Vec<Option<Peer>>,
@@ -220,14 +252,17 @@ impl Setting<'_> {
         let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
         let peers = Mutex::new(peers);
         let parts = Parts { lane, rule, state, slab, peers, layout, check: self.agreed.check };
-        let gpu =
-            GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, self.config.setup_deadline);
-        let ready = gpu.and_then(|gpu| gpu.test_buffers().map(|buffers| (gpu, buffers)));
+        let patience = self.config.setup_deadline.min(LANE_PATIENCE);
+        let gpu = GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, patience);
+        let ready = gpu.and_then(|gpu| {
+            let (buffers, results) = (gpu.test_buffers()?, gpu.probe_memory()?);
+            Ok((gpu, buffers, results))
+        });
         let outcome = ready.as_ref().map(drop).map_err(|error| Failed::from(error.clone()));
         if let Err(failed) = agree(mesh, "prepare the launches", outcome)? {
             return Ok(Err(failed));
         }
-        let (gpu, buffers) = ready?;
+        let (mut gpu, buffers, results) = ready?;
         let nonces = mesh.all_gather("draw test data", selftest::nonce())?;
         let ended = |error| {
             fault.raise(error);
@@ -237,6 +272,22 @@ impl Setting<'_> {
         if let Err(failed) = agree(mesh, "test the lane", tested)? {
             return Ok(Err(failed));
         }
+        let report = match known.report(lane) {
+            None if known.measures() => {
+                let setting = probe::Setting {
+                    lane: lane.name(),
+                    islands: plans.islands(),
+                    layout: &layout,
+                    reach: plans.edges().into_iter().map(|peer| 1 << peer).sum(),
+                };
+                match probe::measure(mesh, &setting, &mut gpu.prober(&results), &fault)? {
+                    Ok(report) => report,
+                    Err(failed) => return Ok(Err(failed)),
+                }
+            }
+            report => report.cloned(),
+        };
+        gpu.set_report(report);
         gpu.set_deadline(self.config.deadline);
         Ok(Ok(Ready { plans, gpu, fault }))
     }

@@ -37,6 +37,11 @@ impl ShapeRule {
         ShapeRule { most_blocks: blocks.unwrap_or(share), threads }
     }
 
+    /// Blocks of a large step.
+    pub fn most_blocks(&self) -> u32 {
+        self.most_blocks
+    }
+
     /// For a step of `packs` packs: one pack of each piece per thread while there are blocks for it.
     pub fn shape(
         &self,

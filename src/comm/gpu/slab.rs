@@ -1,6 +1,6 @@
 //! A rank's slab on each lane, and the ways to those of its peers.
 
-use super::attempt::{Failed, Outcome};
+use crate::comm::attempt::{Failed, Outcome};
 use crate::device::cuda::{
     memory, open_peer, Context, Edge, HostMemory, IpcHandle, IpcMapping, IpcMemory, RelaxedThread,
     Stream, VmmMemory, IPC_HANDLE_BYTES,
@@ -235,7 +235,9 @@ impl Peer {
 /// The edge, or why there is none: what all ranks need to know to go on alike.
 fn required<T>(edge: Edge<T>) -> Outcome<T> {
     match edge {
-        Edge::TooManyPeers(why) => Err(Failed { error: Error::Device(why), too_many_peers: true }),
+        Edge::TooManyPeers(why) => {
+            Err(Failed { too_many_peers: true, ..Error::Device(why).into() })
+        }
         edge => Ok(edge.required()?),
     }
 }

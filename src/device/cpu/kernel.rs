@@ -1,12 +1,13 @@
 //! The kernels as the CPU device runs them: the same source as on a GPU, compiled by the host's compiler.
 
 use crate::error::{Error, Result};
-use crate::launch::pl_args;
+use crate::launch::{pl_args, pl_probe};
 use crate::types::{DType, Op, Protocol, MAX_RANKS};
 
 extern "C" {
     fn pl_host_all_reduce(args: *const pl_args);
     fn pl_host_add_rms_norm(args: *const pl_args);
+    fn pl_host_probe(probe: *const pl_probe);
 }
 
 /// Most packs of a chunk: its bytes, widened to fp32, are counted in 32 bits.
@@ -78,6 +79,25 @@ fn check_rows(args: &pl_args, dtype: DType) -> Result<()> {
             args.rows, args.width, args.count
         )));
     }
+    Ok(())
+}
+
+/// Runs one launch of the probe for one rank on the calling thread, as a grid of one block.
+///
+/// # Safety
+/// As for [`all_reduce`], for `probe.args` without its buffers. Besides: in every slab of `to`, and in this rank's own, the
+/// flags and a slot per rank lie inside what nobody else uses meanwhile; `result` can be written for 1 + 2 * `rounds` words,
+/// `barrier` for two, and both belong to this launch.
+pub unsafe fn probe(probe: &pl_probe) -> Result<()> {
+    let bytes = crate::types::PACK_BYTES as u64 * 64;
+    if !probe.bytes.is_multiple_of(bytes) || probe.bytes > probe.slot_bytes {
+        return Err(Error::Internal(format!(
+            "a probe of {} bytes in slots of {}; it takes a multiple of {bytes}",
+            probe.bytes, probe.slot_bytes
+        )));
+    }
+    // SAFETY: the caller vouches for every address.
+    unsafe { pl_host_probe(probe) };
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! machine), more than a small all-reduce. The worker thread exists for calls that find the stream busy, and starts with
 //! the first of them.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::thread::Background;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -54,6 +54,8 @@ impl Queue {
 
 /// An ordered queue of work of the CPU device.
 pub struct Stream {
+    /// The process that made it.
+    pid: u32,
     queue: Arc<Queue>,
     worker: Mutex<Option<Background>>,
 }
@@ -74,11 +76,21 @@ impl Drop for Claim<'_> {
 impl Stream {
     /// A new, idle stream.
     pub fn new() -> Result<Self> {
-        Ok(Stream { queue: Arc::default(), worker: Mutex::new(None) })
+        Ok(Stream { pid: std::process::id(), queue: Arc::default(), worker: Mutex::new(None) })
     }
 
     /// Waits until all work queued so far is done; what other threads queue meanwhile is not waited for.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] in a forked child: whoever works the queue stayed with the parent, and so did the owner of a
+    /// lock that was held at the fork.
     pub fn synchronize(&self) -> Result<()> {
+        if self.pid != std::process::id() {
+            return Err(Error::Unsupported(
+                "a stream in a forked child of the process that made it; make one after the fork"
+                    .into(),
+            ));
+        }
         let mut state = self.queue.lock();
         let until = state.accepted;
         while state.done < until {

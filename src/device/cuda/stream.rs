@@ -44,6 +44,15 @@ impl StreamRef {
         ready(unsafe { entered.symbols().cuStreamQuery(self.raw()) })
     }
 
+    /// The stream's number, which no other stream of the process ever has, unlike its handle; `None` where the driver is
+    /// older than CUDA 12.0 and cannot tell.
+    pub fn id(self, entered: &Entered<'_>) -> Result<Option<u64>> {
+        let mut id = 0;
+        // SAFETY: the caller's stream; writes one number.
+        let known = unsafe { entered.symbols().cuStreamGetId(self.raw(), &mut id) };
+        Ok(known.transpose()?.map(|()| id))
+    }
+
     /// Lets later work of this stream wait for `event`.
     pub fn wait(self, entered: &Entered<'_>, event: &Event) -> Result<()> {
         // SAFETY: the event lives; one that is destroyed later is kept by the driver until the wait is done.

@@ -251,6 +251,7 @@ symbols! {
         );
     }
     optional {
+        fn cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
         fn cuFuncLoad(function: sys::CUfunction);
         fn cuFuncGetParamInfo(function: sys::CUfunction, index: usize, offset: *mut usize, bytes: *mut usize);
     }

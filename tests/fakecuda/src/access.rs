@@ -76,6 +76,19 @@ pub fn map(fd: &OwnedFd, bytes: usize) -> Result<u64, u32> {
     Ok(ptr as u64)
 }
 
+/// Makes a part of a mapping a mirror: whoever writes there reads it back, and the owner of the memory never sees it.
+pub fn mirror(fd: &OwnedFd, ptr: u64, offset: usize, bytes: usize, access: i32) -> Result<(), u32> {
+    let at = (ptr + offset as u64) as *mut libc::c_void;
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: a part of a mapping that is this process's own.
+    let mapped =
+        unsafe { libc::mmap(at, bytes, access, flags, fd.as_raw_fd(), offset as libc::off_t) };
+    if mapped == libc::MAP_FAILED {
+        return Err(OUT_OF_MEMORY);
+    }
+    Ok(())
+}
+
 pub fn unmap(ptr: u64, bytes: usize) {
     // SAFETY: a mapping that `map` or a reservation made, given up by its owner.
     unsafe { libc::munmap(ptr as *mut libc::c_void, bytes) };

@@ -19,6 +19,8 @@ pub struct Config {
     pub driver_version: i32,
     pub kernels: Option<String>,
     pub kernel_map: Vec<(String, String, usize)>,
+    /// By kind of sharing (`vmm`, `ipc`): offset and length of what is a mirror.
+    mirrors: Vec<(String, usize, usize)>,
     no_peer: Option<BTreeSet<(usize, usize)>>,
 }
 
@@ -93,7 +95,27 @@ impl Config {
                     .collect()
             })
             .unwrap_or_default();
+        let mirrors = text("FAKECUDA_MIRROR")
+            .map(|list| {
+                let wrong = || bad("FAKECUDA_MIRROR", &list);
+                list.split(',')
+                    .map(|item| {
+                        let mut parts = item.split(':');
+                        let kind = parts.next().unwrap_or_default().to_owned();
+                        let mut number = |default| {
+                            parts.next().map_or(default, |n| n.parse().unwrap_or_else(|_| wrong()))
+                        };
+                        let (offset, bytes) = (number(0), number(usize::MAX));
+                        if offset % 4096 != 0 || !["vmm", "ipc"].contains(&kind.as_str()) {
+                            wrong();
+                        }
+                        (kind, offset, bytes)
+                    })
+                    .collect()
+            })
+            .unwrap_or_default();
         Config {
+            mirrors,
             visible: visible(&gpus),
             gpus,
             peer_limit: number("FAKECUDA_PEER_LIMIT", 8),
@@ -104,6 +126,12 @@ impl Config {
             kernel_map,
             no_peer,
         }
+    }
+
+    /// The part of `bytes` bytes of another process's memory that is a mirror: offset and length.
+    pub fn mirror(&self, kind: &str, bytes: usize) -> Option<(usize, usize)> {
+        let (_, offset, length) = self.mirrors.iter().find(|(of, ..)| of == kind)?;
+        (*offset < bytes).then(|| (*offset, (*length).min(bytes - offset)))
     }
 
     /// Whether kernels of one GPU of the box can reach another's memory.

@@ -2,6 +2,7 @@
 
 use crate::access;
 use crate::capture::forbid_in_capture;
+use crate::config::config;
 use crate::context::{connect, current};
 use crate::device::ordinal;
 use crate::entry::{entry, lock};
@@ -71,6 +72,9 @@ entry! {
         ordinal(owner)?;
         connect(gpu, owner)?;
         let at = access::map(&file, bytes as usize)?;
+        if let Some((start, len)) = config().mirror("ipc", bytes as usize) {
+            access::mirror(&file, at, start, len, libc::PROT_READ | libc::PROT_WRITE)?;
+        }
         access::allow(at, bytes);
         opened.insert(at, (bytes as usize, inode, 1));
         put(ptr, at)

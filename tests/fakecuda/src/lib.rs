@@ -20,6 +20,7 @@
 //! | `FAKECUDA_NO_PEER` | pairs without peer access, one way each: `0-1,1-0`; `*` for all |
 //! | `FAKECUDA_PEER_LIMIT` | peers per GPU, default 8 |
 //! | `FAKECUDA_NO_VMM`, `FAKECUDA_NO_HOST_MAP` | `1`: the GPUs cannot do that |
+//! | `FAKECUDA_MIRROR` | `vmm` or `ipc`, separated by commas, each with `:OFFSET[:BYTES]` if not all is meant: memory of another process is a mirror there; who writes it reads it back, and its owner never sees it |
 //! | `FAKECUDA_DRIVER_VERSION` | as `cuDriverGetVersion` gives it, default 13000 |
 //! | `FAKECUDA_RANK` | who this process is, for the rules below and the log; `fakecuda_set_rank` does it per thread |
 //! | `FAKECUDA_FAIL` | rules `CALL:NTH:RANK[:CODE]`, separated by commas; `*` for any; a call matches with or without its version suffix; the code is a `CUresult`, default 999 |

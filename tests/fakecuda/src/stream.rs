@@ -278,6 +278,9 @@ entry! {
         }
         Ok(())
     }
+    fn cuStreamGetId(stream: usize, id: *mut u64) {
+        put(id, resolve(stream)?.id as u64)
+    }
     fn cuStreamIsCapturing(stream: usize, status: *mut u32) {
         put(status, capture::status(resolve(stream)?.capturing().as_deref()))
     }

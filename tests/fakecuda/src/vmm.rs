@@ -22,6 +22,7 @@ struct Physical {
     fd: OwnedFd,
     gpu: usize,
     bytes: usize,
+    imported: bool,
 }
 
 static HANDLES: Table<Physical> = Table::new();
@@ -72,7 +73,7 @@ entry! {
             return Err(INVALID_ARGUMENT);
         }
         let fd = access::new_pages(gpu, bytes)?;
-        put(handle, HANDLES.insert(Physical { fd, gpu, bytes }) as u64)
+        put(handle, HANDLES.insert(Physical { fd, gpu, bytes, imported: false }) as u64)
     }
     fn cuMemRelease(handle: u64) {
         HANDLES.remove(handle as usize).map(|_| ())
@@ -105,6 +106,9 @@ entry! {
         let (at, fixed) = (ptr as *mut c_void, libc::MAP_SHARED | libc::MAP_FIXED);
         if libc::mmap(at, bytes, libc::PROT_NONE, fixed, physical.fd.as_raw_fd(), 0) == libc::MAP_FAILED {
             return Err(INVALID_ARGUMENT);
+        }
+        if let Some((start, len)) = config().mirror("vmm", bytes).filter(|_| physical.imported) {
+            access::mirror(&physical.fd, ptr, start, len, libc::PROT_NONE)?;
         }
         mapped.insert(ptr, (bytes, physical));
         Ok(())
@@ -150,6 +154,6 @@ entry! {
         // A GPU that CUDA_VISIBLE_DEVICES hides cannot be reached.
         ordinal(gpu)?;
         let (bytes, _) = access::stat(&fd)?;
-        put(handle, HANDLES.insert(Physical { fd, gpu, bytes }) as u64)
+        put(handle, HANDLES.insert(Physical { fd, gpu, bytes, imported: true }) as u64)
     }
 }

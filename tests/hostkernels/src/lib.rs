@@ -1,7 +1,7 @@
 //! Kernels as host functions, for the stand-in driver (`tests/fakecuda`) to run in programs that know nothing of it:
 //! `FAKECUDA_KERNELS` names this library and `FAKECUDA_KERNEL_MAP` the functions.
 
-use peerlane::launch::pl_args;
+use peerlane::launch::{pl_args, pl_probe};
 
 /// The all-reduce of every type and protocol: the library's own host kernels.
 #[no_mangle]
@@ -19,6 +19,16 @@ pub unsafe extern "C" fn hostkernels_all_reduce(args: *const pl_args) {
 pub unsafe extern "C" fn hostkernels_add_rms_norm(args: *const pl_args) {
     // SAFETY: as above.
     let done = unsafe { peerlane::device::cpu::add_rms_norm(&*args) };
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
+/// The probe.
+#[no_mangle]
+pub unsafe extern "C" fn hostkernels_probe(probe: *const pl_probe) {
+    // SAFETY: as above.
+    let done = unsafe { peerlane::device::cpu::probe(&*probe) };
     if let Err(error) = done {
         panic!("{error}");
     }

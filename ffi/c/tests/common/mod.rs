@@ -31,8 +31,10 @@ fn build_library() -> PathBuf {
     let profile_dir = test.ancestors().nth(2).unwrap();
     // What `cargo test` built the library with, so that nothing but the cdylib is left to do.
     let profile = if profile_dir.ends_with("release") { "release" } else { "test" };
+    let features: &[&str] = if cfg!(feature = "cuda") { &["--features", "cuda"] } else { &[] };
     let output = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "peerlane-c", "--lib", "--profile", profile])
+        .args(features)
         .args(["--message-format", "json-render-diagnostics", "--target-dir"])
         .arg(profile_dir.parent().unwrap())
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -87,7 +89,7 @@ impl Bench {
             .arg("-L")
             .arg(self.path())
             .arg(format!("-Wl,-rpath,{}", self.path().display()))
-            .args(["-lpeerlane", "-lpthread"])
+            .args(["-lpeerlane", "-lpthread", "-ldl", "-lm"])
             .output()
             .expect("a C compiler called cc, or what CC names");
         assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));

@@ -4,7 +4,7 @@
 use peerlane_core::device::cuda::{
     Capture, CaptureMode, Context, Device, DeviceMemory, Driver, Event, GraphExec, Stream,
 };
-use peerlane_core::launch::pl_args;
+use peerlane_core::launch::{pl_args, pl_probe};
 use peerlane_nccl_core::stats::Stats;
 use peerlane_nccl_core::types::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
@@ -100,6 +100,8 @@ impl World {
             .env("PEERLANE_KERNELS", kernels)
             .env("PEERLANE_RUN_DIR", run)
             .env("PEERLANE_SLAB", "4M")
+            .env("PEERLANE_PROBE", "off")
+            .env("PEERLANE_CACHE_DIR", self.dir.path().join("cache"))
             .env("PEERLANE_LOG", "info")
             .env("PEERLANE_DEADLINE", "60")
             .env("PEERLANE_SETUP_DEADLINE", "60")
@@ -268,15 +270,40 @@ unsafe extern "C" fn norm(args: *const pl_args) {
     }
 }
 
+unsafe extern "C" fn probe(args: *const pl_probe) {
+    // SAFETY: as above.
+    let done = unsafe { peerlane_core::device::cpu::probe(&*args) };
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
 fn register_kernels() {
     type Register =
-        unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const pl_args), usize) -> u32;
+        unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const c_void), usize) -> u32;
     let driver = dlopen(&driver().join("libcuda.so.1"));
-    // SAFETY: the exported function's own type.
+    // SAFETY: the exported function's own type; each kernel is called with a pointer to the struct whose size is given.
     unsafe {
         let register: Register = std::mem::transmute(dlsym(driver, "fakecuda_register_kernel"));
-        assert_eq!(register(c"pl_host_all_reduce".as_ptr(), run, size_of::<pl_args>()), 0);
-        assert_eq!(register(c"pl_host_add_rms_norm".as_ptr(), norm, size_of::<pl_args>()), 0);
+        let all_reduce = std::mem::transmute::<
+            unsafe extern "C" fn(*const pl_args),
+            unsafe extern "C" fn(*const c_void),
+        >(run);
+        let norm = std::mem::transmute::<
+            unsafe extern "C" fn(*const pl_args),
+            unsafe extern "C" fn(*const c_void),
+        >(norm);
+        let probe = std::mem::transmute::<
+            unsafe extern "C" fn(*const pl_probe),
+            unsafe extern "C" fn(*const c_void),
+        >(probe);
+        for (name, kernel, bytes) in [
+            (c"pl_host_all_reduce", all_reduce, size_of::<pl_args>()),
+            (c"pl_host_add_rms_norm", norm, size_of::<pl_args>()),
+            (c"pl_probe_lane", probe, size_of::<pl_probe>()),
+        ] {
+            assert_eq!(register(name.as_ptr(), kernel, bytes), 0);
+        }
     }
 }
 

@@ -7,19 +7,22 @@ use serde::{Deserialize, Serialize};
 
 /// What a rank could not do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Failed {
+pub(crate) struct Failed {
     pub error: Error,
     /// The GPU has no room for another peer; a schedule with fewer may work.
     pub too_many_peers: bool,
+    /// Something was written over the lane and did not come, or came changed.
+    pub lane_is_broken: bool,
 }
 
 impl From<Error> for Failed {
     fn from(error: Error) -> Self {
-        Failed { error, too_many_peers: false }
+        let lane_is_broken = matches!(error, Error::Lane(_) | Error::Deadline { .. });
+        Failed { error, too_many_peers: false, lane_is_broken }
     }
 }
 
-pub(super) type Outcome<T> = std::result::Result<T, Failed>;
+pub(crate) type Outcome<T> = std::result::Result<T, Failed>;
 
 impl Failed {
     /// Whether it may only be what another rank's failure looks like from here.
@@ -36,7 +39,7 @@ impl Failed {
 ///
 /// # Errors
 /// The outer one is the end of set-up: a rank died.
-pub(super) fn agree<T: Serialize + DeserializeOwned>(
+pub(crate) fn agree<T: Serialize + DeserializeOwned>(
     mesh: &mut Mesh,
     stage: &'static str,
     mine: Outcome<T>,
@@ -44,11 +47,14 @@ pub(super) fn agree<T: Serialize + DeserializeOwned>(
     let all: Vec<Outcome<T>> = mesh.all_gather(stage, Ok(mine))?;
     let failures =
         || all.iter().enumerate().filter_map(|(rank, o)| Some((rank, o.as_ref().err()?)));
-    let cause = failures().find(|(_, failed)| !failed.may_follow()).or_else(|| failures().next());
-    if let Some((rank, Failed { error, too_many_peers })) = cause {
-        let (rank, stage, reason) = (rank as u32, stage.to_owned(), error.to_string());
-        let too_many_peers = *too_many_peers;
-        return Ok(Err(Failed { error: Error::Setup { rank, stage, reason }, too_many_peers }));
+    // A rank that was told to stop knows less than one that waited in vain.
+    let cause = failures()
+        .find(|(_, failed)| !failed.may_follow())
+        .or_else(|| failures().find(|(_, failed)| failed.lane_is_broken))
+        .or_else(|| failures().next());
+    if let Some((rank, failed)) = cause {
+        let (rank, stage, reason) = (rank as u32, stage.to_owned(), failed.error.to_string());
+        return Ok(Err(Failed { error: Error::Setup { rank, stage, reason }, ..failed.clone() }));
     }
     Ok(all.into_iter().collect())
 }

@@ -1,0 +1,370 @@
+//! The golden data: what HuggingFace transformers answers for the same weights and tokens (see `golden/README.md`).
+
+use crate::batch::{Batch, Draft};
+use crate::config::Config;
+use crate::device::cpu::{Cpu, Sums};
+use crate::device::{Device, Routed};
+use crate::mistake::{self, Mistake};
+use crate::moe::Routing;
+use crate::observe::{Half, Observer, Site, Unobserved};
+use crate::pass::Rank;
+use crate::reduce::{AllReduce, Reduce};
+use crate::shard::Loader;
+use crate::weights::{Origin, Source};
+use anyhow::Result;
+use peerlane::comm::{Communicator, Config as CommConfig};
+use peerlane::env::Env;
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// Contexts of the three sequences, and the rows verified behind each.
+pub const CONTEXTS: [usize; 3] = [13, 7, 21];
+pub const DRAFT: usize = 4;
+/// How far values may be from the golden ones.
+pub const LOGITS: f32 = 1e-5;
+pub const HIDDEN: f32 = 5e-5;
+
+fn folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/dsv3_tiny"))
+}
+
+/// A file of tensors.
+pub struct Golden(Vec<u8>);
+
+impl Golden {
+    fn open(name: &str) -> Self {
+        Golden(std::fs::read(folder().join(name)).unwrap())
+    }
+
+    pub fn answers() -> &'static Self {
+        static ANSWERS: OnceLock<Golden> = OnceLock::new();
+        ANSWERS.get_or_init(|| Self::open("golden.safetensors"))
+    }
+
+    pub fn partials() -> &'static Self {
+        static PARTIALS: OnceLock<Golden> = OnceLock::new();
+        PARTIALS.get_or_init(|| Self::open("partials_tp8.safetensors"))
+    }
+
+    pub fn floats(&self, name: &str) -> Vec<f32> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(tensor.dtype(), safetensors::Dtype::F32, "{name}");
+        tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    pub fn integers(&self, name: &str) -> Vec<i32> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(tensor.dtype(), safetensors::Dtype::I32, "{name}");
+        tensor.data().as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    }
+
+    fn tokens(&self, name: &str) -> Vec<u32> {
+        self.integers(name).into_iter().map(|token| token as u32).collect()
+    }
+}
+
+pub fn config() -> Config {
+    Config::read(&folder().join("config.json")).unwrap()
+}
+
+/// What one rank saw in one pass.
+#[derive(Default, Clone, PartialEq)]
+pub struct Seen {
+    pub partial: BTreeMap<Site, Vec<f32>>,
+    pub reduced: BTreeMap<Site, Vec<f32>>,
+    pub residual: BTreeMap<Site, Vec<f32>>,
+    pub normed: Vec<f32>,
+    /// [rows, this rank's vocabulary]
+    pub logits: Vec<f32>,
+    pub chosen: Vec<u32>,
+    pub routed: Vec<Option<Routed>>,
+    /// Per layer, all rows of all sequences.
+    pub cache: Vec<Vec<f32>>,
+    /// All-reduces of the pass, by the library's count.
+    pub calls: u64,
+}
+
+impl Observer<Cpu> for Seen {
+    fn partial(&mut self, d: &mut Cpu, site: Site, x: &Vec<f32>, elements: usize) -> Result<()> {
+        self.partial.insert(site, d.read(x, elements)?);
+        Ok(())
+    }
+    fn reduced(&mut self, d: &mut Cpu, site: Site, x: &Vec<f32>, elements: usize) -> Result<()> {
+        self.reduced.insert(site, d.read(x, elements)?);
+        Ok(())
+    }
+    fn residual(&mut self, d: &mut Cpu, site: Site, x: &Vec<f32>, elements: usize) -> Result<()> {
+        self.residual.insert(site, d.read(x, elements)?);
+        Ok(())
+    }
+}
+
+/// How the ranks are run.
+#[derive(Clone)]
+pub struct Setting {
+    pub config: Config,
+    pub ranks: usize,
+    pub comm: CommConfig,
+    pub mistake: Option<Mistake>,
+    /// Take the golden routing in place of the router's, its weights in the verify pass times this.
+    pub given: Option<f32>,
+    pub sums: Sums,
+    pub fused: bool,
+}
+
+impl Setting {
+    pub fn new(ranks: usize) -> Self {
+        let comm = CommConfig::from_vars(ranks, &Env::default()).unwrap();
+        Setting {
+            config: config(),
+            ranks,
+            comm,
+            mistake: None,
+            given: None,
+            sums: Sums::Fp32,
+            fused: true,
+        }
+    }
+}
+
+/// What a rank saw: verifying all three sequences as one batch, and verifying the tree behind the first.
+#[derive(Clone, PartialEq)]
+pub struct Outcome {
+    pub verify: Seen,
+    pub tree: Seen,
+}
+
+/// Where sequence `s` begins in the cache.
+pub fn cache_start(s: usize) -> usize {
+    CONTEXTS[..s].iter().map(|context| context + 8).sum()
+}
+
+/// Runs the golden passes on `setting.ranks` threads.
+pub fn run(setting: &Setting) -> Vec<Outcome> {
+    let source = Source::open(&Origin::Folder(folder())).unwrap();
+    let loader = Loader { config: &setting.config, source: &source, progress: &|_| {} };
+    let mut device = Cpu::new(&setting.config, 0, setting.ranks, setting.sums);
+    let replicated = Arc::new(loader.replicated(&mut device).unwrap());
+    let comms = Communicator::create_local(setting.ranks, &setting.comm).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = comms
+            .into_iter()
+            .map(|comm| {
+                let (loader, replicated) = (&loader, Arc::clone(&replicated));
+                scope.spawn(move || {
+                    mistake::make(setting.mistake);
+                    let rank = comm.rank();
+                    let mut device = Cpu::new(&setting.config, rank, setting.ranks, setting.sums);
+                    let layers = setting.config.num_hidden_layers;
+                    let shard = loader.shard(&mut device, rank, setting.ranks, layers).unwrap();
+                    let reduce = Reduce {
+                        comm,
+                        by: AllReduce::Peerlane,
+                        fused: setting.fused,
+                        barrier: false,
+                    };
+                    let config = &setting.config;
+                    let rank = Rank::new(config, device, replicated, shard, reduce, 64, 80);
+                    outcome(&mut rank.unwrap(), setting.given).unwrap()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    })
+}
+
+fn outcome(rank: &mut Rank<Cpu>, given: Option<f32>) -> Result<Outcome> {
+    let golden = Golden::answers();
+    let tokens: Vec<Vec<u32>> = (0..3).map(|s| golden.tokens(&format!("s{s}.input_ids"))).collect();
+    let mut prefill = Batch::default();
+    let mut verify = Batch::default();
+    for (s, &context) in CONTEXTS.iter().enumerate() {
+        let (draft, block) = (Draft::chain(context)?, Draft::chain(DRAFT)?);
+        prefill.push(cache_start(s), 0, &draft, &tokens[s]);
+        verify.push(cache_start(s), context, &block, &tokens[s][context..]);
+    }
+    let give = |rank: &mut Rank<Cpu>, names: &[&str], factor: f32| -> Result<()> {
+        rank.decision = Routing::Given;
+        for (layer, routing) in rank.routing.iter_mut().enumerate() {
+            let Some(routing) = routing else { continue };
+            let of = |name: &&str, what| format!("{name}.l{layer}.topk_{what}");
+            let experts = names.iter().flat_map(|name| golden.tokens(&of(name, "idx"))).collect();
+            let weights = names.iter().flat_map(|name| golden.floats(&of(name, "weight")));
+            let weights = weights.map(|weight| weight * factor).collect();
+            rank.device.write_routing(routing, &Routed { experts, weights })?;
+        }
+        Ok(())
+    };
+    if given.is_some() {
+        give(rank, &["s0.prefill", "s1.prefill", "s2.prefill"], 1.0)?;
+    }
+    let batch = rank.device.batch(&prefill)?;
+    rank.pass(&batch, prefill.rows(), false, &mut Unobserved)?;
+    if let Some(factor) = given {
+        give(rank, &["s0.verify", "s1.verify", "s2.verify"], factor)?;
+    }
+    let verify = seen(rank, &verify)?;
+    if given.is_some() {
+        give(rank, &["tree"], 1.0)?;
+    }
+
+    // The tree stands on the context alone, so its rows take the place of the chain's in the cache.
+    let mut tree = Batch::default();
+    let draft = Draft::tree(golden.integers("tree.parent"))?;
+    tree.push(cache_start(0), CONTEXTS[0], &draft, &golden.tokens("tree.input_ids"));
+    assert_eq!(tree.positions, golden.tokens("tree.position"));
+    Ok(Outcome { verify, tree: seen(rank, &tree)? })
+}
+
+fn seen(rank: &mut Rank<Cpu>, batch: &Batch) -> Result<Seen> {
+    let mut seen = Seen::default();
+    let (rows, before) = (batch.rows(), rank.reduce.comm.stats().calls);
+    let on_device = rank.device.batch(batch)?;
+    rank.pass(&on_device, rows, true, &mut seen)?;
+    seen.calls = rank.reduce.comm.stats().calls - before;
+    let device = &mut rank.device;
+    let hidden = device.dims().hidden;
+    seen.normed = device.read(&rank.act.normed, rows * hidden)?;
+    seen.logits = device.read(&rank.act.logits, rows * device.dims().vocabulary.len())?;
+    seen.chosen = device.read_chosen(rows)?;
+    for routing in &rank.routing {
+        let routed = routing.as_ref().map(|routing| device.read_routing(routing, rows));
+        seen.routed.push(routed.transpose()?);
+    }
+    seen.cache = rank.cache.clone();
+    Ok(seen)
+}
+
+/// The logits of all ranks side by side.
+fn all_logits<'a>(seen: impl Iterator<Item = &'a Seen>, rows: usize) -> Vec<f32> {
+    let parts: Vec<_> = seen.map(|seen| &seen.logits).collect();
+    let row = |row: usize| {
+        parts.iter().flat_map(move |part| {
+            let width = part.len() / rows;
+            part[row * width..][..width].iter().copied()
+        })
+    };
+    (0..rows).flat_map(row).collect()
+}
+
+/// The largest difference; a NaN is infinitely far.
+pub fn distance(found: &[f32], wanted: &[f32]) -> f32 {
+    assert_eq!(found.len(), wanted.len());
+    let off = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
+    found.iter().zip(wanted).map(off).fold(0.0, f32::max)
+}
+
+/// The worst differences from the golden data, each with the tensor in which it is.
+pub struct Distances {
+    pub logits: (f32, String),
+    /// All-reduce results, residuals and cache rows.
+    pub hidden: (f32, String),
+    /// Rows whose experts are others, or whose weights differ by more than 1e-5.
+    pub misrouted: usize,
+    /// Rows whose choice is not the largest golden logit.
+    pub mischosen: usize,
+}
+
+impl Distances {
+    pub fn within(&self) -> bool {
+        self.logits.0 <= LOGITS && self.hidden.0 <= HIDDEN && self.misrouted + self.mischosen == 0
+    }
+}
+
+impl std::fmt::Display for Distances {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "logits off by {:.1e} ({}), hidden values by {:.1e} ({}), {} rows misrouted, {} mischosen",
+            self.logits.0, self.logits.1, self.hidden.0, self.hidden.1, self.misrouted, self.mischosen
+        )
+    }
+}
+
+/// Compares all that the ranks saw with the golden data.
+pub fn compare(outcomes: &[Outcome]) -> Distances {
+    let golden = Golden::answers();
+    let mut all = Distances {
+        logits: (0.0, String::new()),
+        hidden: (0.0, String::new()),
+        misrouted: 0,
+        mischosen: 0,
+    };
+    let worse = |worst: &mut (f32, String), off: f32, name: &str| {
+        if off > worst.0 {
+            *worst = (off, name.into());
+        }
+    };
+    let verify = || outcomes.iter().map(|outcome| &outcome.verify);
+    let tree = || outcomes.iter().map(|outcome| &outcome.tree);
+    let logits = [all_logits(verify(), 3 * DRAFT), all_logits(tree(), 6)];
+    // (prefix of the names, where its rows begin, how many, which pass)
+    let parts: Vec<(String, usize, usize, bool)> = (0..3)
+        .map(|s| (format!("s{s}.verify."), s * DRAFT, DRAFT, false))
+        .chain([("tree.".into(), 0, 6, true)])
+        .collect();
+    for (prefix, first, rows, is_tree) in &parts {
+        let name = format!("{prefix}logits");
+        let wanted = golden.floats(&name);
+        let width = wanted.len() / rows;
+        let found = &logits[usize::from(*is_tree)][first * width..][..rows * width];
+        worse(&mut all.logits, distance(found, &wanted), &name);
+        for outcome in outcomes {
+            let seen = if *is_tree { &outcome.tree } else { &outcome.verify };
+            for (row, wanted) in wanted.chunks(width).enumerate() {
+                let best = (0..width).max_by(|&a, &b| wanted[a].total_cmp(&wanted[b])).unwrap();
+                all.mischosen += usize::from(seen.chosen[first + row] as usize != best);
+            }
+            for (map, half, suffix) in [
+                (&seen.reduced, Half::Attention, "attn_out"),
+                (&seen.reduced, Half::Mlp, "mlp_out"),
+                (&seen.residual, Half::Mlp, "residual"),
+            ] {
+                for layer in 0..4 {
+                    let name = format!("{prefix}l{layer}.{suffix}");
+                    let wanted = golden.floats(&name);
+                    let width = wanted.len() / rows;
+                    let Some(found) = map.get(&Site { layer, half }) else { continue };
+                    let found = &found[first * width..][..rows * width];
+                    worse(&mut all.hidden, distance(found, &wanted), &name);
+                }
+            }
+            for layer in 1..4 {
+                let experts = golden.tokens(&format!("{prefix}l{layer}.topk_idx"));
+                let weights = golden.floats(&format!("{prefix}l{layer}.topk_weight"));
+                let found = seen.routed[layer].as_ref().unwrap();
+                for row in 0..*rows {
+                    let (here, there) = ((first + row) * 4, row * 4);
+                    let same = found.experts[here..here + 4] == experts[there..there + 4]
+                        && distance(&found.weights[here..here + 4], &weights[there..there + 4])
+                            < 1e-5;
+                    all.misrouted += usize::from(!same);
+                }
+            }
+        }
+    }
+    for (s, context) in CONTEXTS.iter().enumerate() {
+        for layer in 0..4 {
+            let (latent, key) =
+                (format!("s{s}.kv.l{layer}.c_kv"), format!("s{s}.kv.l{layer}.k_rope_hf"));
+            let (latents, keys) = (golden.floats(&latent), golden.floats(&key));
+            for outcome in outcomes {
+                let cache = &outcome.verify.cache[layer][cache_start(s) * 80..];
+                for row in 0..context + DRAFT {
+                    let (found, rotated) = cache[row * 80..][..80].split_at(64);
+                    worse(&mut all.hidden, distance(found, &latents[row * 64..][..64]), &latent);
+                    // transformers keeps the even elements of the pairs before the odd ones.
+                    let pairs = rotated.as_chunks::<2>().0;
+                    let order: Vec<f32> =
+                        (0..2).flat_map(|i| pairs.iter().map(move |pair| pair[i])).collect();
+                    worse(&mut all.hidden, distance(&order, &keys[row * 16..][..16]), &key);
+                }
+            }
+        }
+    }
+    all
+}

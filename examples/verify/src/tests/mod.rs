@@ -1,0 +1,6 @@
+//! What the runner promises, shown against the golden data.
+
+mod bits;
+mod golden;
+mod mistakes;
+mod verify;
