@@ -16,7 +16,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 FATBIN := $(TARGET)/kernels.fatbin
 # All there is: GPU ranks run against a stand-in driver.
-TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda
+TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
 # What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else.
 GPU_BENCH := $(TARGET)/gpu
@@ -27,11 +27,11 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test bench bench-gpu bench-gpu-build soak install uninstall bindings format clean help setup \
+.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build soak install uninstall bindings format clean help setup \
   check-format check-lint check-docs check-kernels check-rust
 
 # With ranks on GPUs where their kernels can be compiled: scripts/gpu-build says which way.
-build: ## Build library, tool and, where mpicc is, the Open MPI driver
+build: ## Build libraries, tool and, where mpicc is, the Open MPI driver
 	@settings=$$(scripts/gpu-build settings $(FATBIN)) && eval "$$settings" && set -x && \
 	  $(CARGO) build --workspace --features $$FEATURES --profile $(PROFILE)
 	@# Programs linked against the build folder look for the library by its soname.
@@ -74,6 +74,9 @@ check-kernels: ## Compile the kernels for every GPU and assert on the outcome
 check-rust: ## cargo test, C clients included
 	$(CARGO) test --workspace --features $(TESTED)
 
+test-torch: build ## Load the real PyTorch (several GB of wheels) over the NCCL replacement, without a GPU
+	scripts/test-torch $(BUILT) $(TARGET)/torch
+
 bench: build ## Host-side benchmarks, then all-reduce against Open MPI; results in target/bench
 	@mkdir -p $(TARGET)/bench
 	$(CARGO) bench --bench host
@@ -101,7 +104,10 @@ install: ## Install library, header, pkg-config file and tool under PREFIX
 	install -m 755 $(BUILT)/libpeerlane.so $(DESTDIR)$(PREFIX)/lib/libpeerlane.so.$(VERSION)
 	ln -sf libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libpeerlane.so
-	install -m 644 include/peerlane.h $(DESTDIR)$(PREFIX)/include/peerlane.h
+	install -m 644 include/peerlane.h include/peerlane_nccl.h $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(BUILT)/libpeerlane_preload.so $(BUILT)/libpeerlane_nccl.so $(DESTDIR)$(PREFIX)/lib
+	@# In a folder of its own: on the loader's path every program would find it in NVIDIA's place.
+	install -D -m 755 $(BUILT)/libpeerlane_libnccl.so $(DESTDIR)$(PREFIX)/lib/peerlane/libnccl.so.2
 	sed 's|@prefix@|$(PREFIX)|; s|@version@|$(VERSION)|' ffi/c/peerlane.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
 	install -m 755 $(BUILT)/peerlane $(DESTDIR)$(PREFIX)/bin/peerlane
@@ -111,12 +117,17 @@ install: ## Install library, header, pkg-config file and tool under PREFIX
 uninstall: ## Remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/pkgconfig/peerlane.pc
-	rm -f $(DESTDIR)$(PREFIX)/include/peerlane.h $(DESTDIR)$(PREFIX)/bin/peerlane
+	rm -f $(DESTDIR)$(PREFIX)/lib/libpeerlane_preload.so $(DESTDIR)$(PREFIX)/lib/libpeerlane_nccl.so
+	rm -rf $(DESTDIR)$(PREFIX)/lib/peerlane
+	rm -f $(DESTDIR)$(PREFIX)/include/peerlane.h $(DESTDIR)$(PREFIX)/include/peerlane_nccl.h $(DESTDIR)$(PREFIX)/bin/peerlane
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/peerlane
 
-bindings: ## Write src/launch.rs anew from cuda/launch.h
+bindings: ## Write src/launch.rs anew from cuda/launch.h, and NCCL's types from the headers of its pinned wheel
 	@scripts/setup test
 	$(CARGO) test --test bindings -- --ignored --exact write
+	@rm -rf $(TARGET)/nccl && mkdir -p $(TARGET)/nccl
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TARGET)/nccl -r ffi/nccl/bindings/requirements.txt
+	$(CARGO) test -p peerlane-nccl --test bindings -- --ignored --exact write
 
 format: ## Format Rust and C
 	@scripts/setup test

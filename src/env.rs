@@ -45,7 +45,8 @@ pub struct Env {
     pub xdg_cache_home: Option<PathBuf>,
     /// `HOME`, whose `.cache` stands in for it.
     pub home: Option<PathBuf>,
-    /// `PEERLANE_NCCL_LIB`: NCCL's library, for whoever calls NCCL itself; default `libnccl.so.2` of the loader's path.
+    /// `PEERLANE_NCCL_LIB`: the real NCCL. The library in its place forwards to it, by default to the one that is loaded, else
+    /// the one beside PyTorch, else the system's; who calls NCCL itself takes `libnccl.so.2` of the loader's path by default.
     pub nccl_lib: Option<PathBuf>,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`, which the driver reads when it starts: hardware queues that a process's streams share.
     pub cuda_connections: Option<String>,
@@ -53,14 +54,62 @@ pub struct Env {
     pub nccl_multi_rank: Option<String>,
     /// `PEERLANE_RUN_DIR`: where rendezvous sockets live; default `$XDG_RUNTIME_DIR/peerlane`, else `/tmp/peerlane-UID`.
     pub run_dir: Option<PathBuf>,
+    /// `PEERLANE_NCCL_BYTES`: the largest all-reduce that the NCCL replacement serves itself, see [`ServedBytes`].
+    pub nccl_bytes: Option<ServedBytes>,
+    /// `PEERLANE_DISABLE`: `1` makes the NCCL replacement forward every call.
+    pub disable: Option<bool>,
     /// `XDG_RUNTIME_DIR`, the default parent of the run directory.
     pub xdg_runtime_dir: Option<PathBuf>,
+}
+
+/// Up to how many bytes a call is served, by number of ranks: `512K`, or `2:1M,8:256K` (from 2 ranks on 1 MiB, from 8 ranks on
+/// 256 KiB, below 2 nothing), or `all`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedBytes(Vec<(u32, u64)>);
+
+impl ServedBytes {
+    /// From so many ranks on, up to so many bytes; in ascending order.
+    pub const fn new(steps: Vec<(u32, u64)>) -> Self {
+        ServedBytes(steps)
+    }
+
+    /// The largest message that is served among `ranks` ranks.
+    pub fn of(&self, ranks: usize) -> u64 {
+        self.0.iter().rev().find(|(from, _)| *from as usize <= ranks).map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// The steps, for comparison between ranks.
+    pub fn steps(&self) -> &[(u32, u64)] {
+        &self.0
+    }
+
+    fn parse(text: &str) -> std::result::Result<Self, String> {
+        if text == "all" {
+            return Ok(ServedBytes(vec![(1, u64::MAX)]));
+        }
+        let mut steps = Vec::new();
+        for part in text.split(',') {
+            let (from, bytes) = part.split_once(':').unwrap_or(("1", part));
+            let from = from.parse().map_err(|_| format!("has '{from}' for a number of ranks"))?;
+            if steps.last().is_some_and(|(before, _)| *before >= from) {
+                return Err("does not name the numbers of ranks in ascending order".to_owned());
+            }
+            steps.push((from, parse_bytes(bytes)?));
+        }
+        Ok(ServedBytes(steps))
+    }
 }
 
 impl Env {
     /// Reads the process environment. A variable that is set but makes no sense is an error that names it.
     pub fn read() -> Result<Self> {
         Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// Whether `PEERLANE_DISABLE` says `1`, whatever the other variables hold: one that makes no sense must not keep peerlane
+    /// from being switched off.
+    pub fn is_disabled() -> bool {
+        std::env::var_os("PEERLANE_DISABLE").is_some_and(|value| value == "1")
     }
 
     /// The same from any source of variables; an empty value counts as not set.
@@ -83,11 +132,7 @@ impl Env {
             algorithm: parsed("PEERLANE_ALGO", text("PEERLANE_ALGO"), from_str)?,
             protocol: parsed("PEERLANE_PROTO", text("PEERLANE_PROTO"), from_str)?,
             direction: parsed("PEERLANE_DIRECTION", text("PEERLANE_DIRECTION"), from_str)?,
-            check: parsed("PEERLANE_CHECK", text("PEERLANE_CHECK"), |v| match v {
-                "0" => Ok(false),
-                "1" => Ok(true),
-                _ => Err("is neither 0 nor 1".to_owned()),
-            })?,
+            check: parsed("PEERLANE_CHECK", text("PEERLANE_CHECK"), parse_flag)?,
             device: parsed("PEERLANE_DEVICE", text("PEERLANE_DEVICE"), from_str)?,
             lane: parsed("PEERLANE_LANE", text("PEERLANE_LANE"), from_str)?,
             kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
@@ -99,6 +144,12 @@ impl Env {
             cuda_connections: text("CUDA_DEVICE_MAX_CONNECTIONS"),
             nccl_multi_rank: text("NCCL_MULTI_RANK_GPU_ENABLE"),
             run_dir: text("PEERLANE_RUN_DIR").map(PathBuf::from),
+            nccl_bytes: parsed(
+                "PEERLANE_NCCL_BYTES",
+                text("PEERLANE_NCCL_BYTES"),
+                ServedBytes::parse,
+            )?,
+            disable: parsed("PEERLANE_DISABLE", text("PEERLANE_DISABLE"), parse_flag)?,
             xdg_runtime_dir: text("XDG_RUNTIME_DIR").map(PathBuf::from),
         })
     }
@@ -125,6 +176,14 @@ fn parsed<T>(
 
 fn from_str<T: FromStr<Err = Error>>(text: &str) -> std::result::Result<T, String> {
     text.parse().map_err(|e: Error| format!("({e})"))
+}
+
+fn parse_flag(text: &str) -> std::result::Result<bool, String> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("is neither 0 nor 1".to_owned()),
+    }
 }
 
 fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
@@ -181,6 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn sizes_are_served_by_number_of_ranks() {
+        let served = |text| env(&[("PEERLANE_NCCL_BYTES", text)]).unwrap().nccl_bytes.unwrap();
+        let by_ranks = served("2:1M,8:256K");
+        assert_eq!(
+            [1, 2, 7, 8, 16].map(|n| by_ranks.of(n)),
+            [0, 1 << 20, 1 << 20, 256 << 10, 256 << 10]
+        );
+        assert_eq!(served("4K").of(3), 4096);
+        assert_eq!(served("all").of(16), u64::MAX);
+    }
+
+    #[test]
     fn nonsense_is_refused_and_names_the_variable() {
         for (name, value) in [
             ("PEERLANE_SLAB", "many"),
@@ -193,6 +264,9 @@ mod tests {
             ("PEERLANE_LANE", "nvlink"),
             ("PEERLANE_PROBE", "perhaps"),
             ("PEERLANE_CHECK", "yes"),
+            ("PEERLANE_DISABLE", "on"),
+            ("PEERLANE_NCCL_BYTES", "8:1M,2:4M"),
+            ("PEERLANE_NCCL_BYTES", "two:1M"),
             ("PEERLANE_LOG", "loud"),
         ] {
             let error = env(&[(name, value)]).unwrap_err().to_string();

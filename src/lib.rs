@@ -23,7 +23,7 @@ pub mod error;
 pub mod lane;
 #[allow(missing_docs)]
 pub mod launch;
-mod log;
+pub mod log;
 pub mod plan;
 pub mod probe;
 pub mod schedule;

@@ -122,7 +122,8 @@ impl UniqueId {
         &self.bytes[AT_TOKEN..AT_NAME]
     }
 
-    pub(super) fn run_dir(&self) -> &Path {
+    /// The directory that its ranks meet in.
+    pub fn run_dir(&self) -> &Path {
         let len = self.bytes[AT_DIR_LEN] as usize;
         Path::new(OsStr::from_bytes(&self.bytes[AT_DIR..AT_DIR + len]))
     }

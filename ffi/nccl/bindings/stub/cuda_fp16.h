@@ -1,0 +1,2 @@
+/* See cuda_runtime.h. */
+#pragma once

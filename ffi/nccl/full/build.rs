@@ -1,0 +1,10 @@
+//! How `libnccl.so.2` is linked.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
+    println!("cargo:rerun-if-changed=build.rs");
+    // Threads, thread-locals and the fork handler do not survive dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The tables of symbols are read-only after load. Binding stays lazy: the process may have no use for most of them.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,relro");
+}
