@@ -5,6 +5,7 @@
 mod tool;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -90,8 +91,16 @@ fn wrong_flags_are_refused_before_anything_starts() {
 /// A run that will not end by itself, and the process ids of its ranks.
 fn endless(folder: &Path) -> (Child, Vec<i32>) {
     let line = "--ranks 4 -b 64K -e 64K -n 1000000 --batches 1 -w 0 --deadline 30";
-    let mut child =
-        bench(folder, line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command = bench(folder, line);
+    // A shell's background job inherits SIGINT ignored, and then the tool could not be interrupted.
+    // SAFETY: signal is safe to call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let ranks = loop {
         let line = lines.next().expect("the header names the ranks' processes").unwrap();

@@ -277,11 +277,10 @@ fn a_failed_call_leaves_nan_in_both_outputs() {
     }
 }
 
+type CallOnRank = dyn Fn(&Communicator) -> Result<(), Error> + Sync;
+
 /// What two ranks get that make these calls.
-fn mismatched(
-    config: &Config,
-    calls: [&(dyn Fn(&Communicator) -> Result<(), Error> + Sync); 2],
-) -> Vec<Result<(), Error>> {
+fn mismatched(config: &Config, calls: [&CallOnRank; 2]) -> Vec<Result<(), Error>> {
     on_ranks(Communicator::create_local(2, config).unwrap(), |comm| {
         let result = calls[comm.rank()](&comm);
         // Nobody leaves before all have seen it.

@@ -143,7 +143,7 @@ fn introduce(peers: &[Option<Peer>], members: &[Process], until: Instant) -> Res
         if let Err(error) =
             peer.link.send(&Message::Welcome { members: members.clone(), pidfds }, &fds, until)
         {
-            outcome = outcome.and(Err(error));
+            outcome = outcome.and(unless_gone(peer, error));
             let bare = Message::Welcome { members, pidfds: Vec::new() };
             let _ = peer.link.send(&bare, &[], until);
         }
@@ -174,9 +174,19 @@ fn introduce(peers: &[Option<Peer>], members: &[Process], until: Instant) -> Res
 /// Gives `peer` its socket to `rank`, or the reason why there is none.
 fn hand_over(peer: &Peer, rank: usize, end: &OwnedFd, until: Instant) -> Result<()> {
     let message = |outcome| Message::Peer { rank: rank as u32, outcome };
-    peer.link.send(&message(Ok(())), &[end.as_fd()], until).inspect_err(|error| {
+    peer.link.send(&message(Ok(())), &[end.as_fd()], until).or_else(|error| {
         let _ = peer.link.send(&message(Err(error.clone())), &[], until);
+        unless_gone(peer, error)
     })
+}
+
+/// What a failed send to `peer` says of this rank: nothing if the peer has ended. Whoever collects the votes finds that
+/// and names it; a vote of this rank's on its broken pipe would stand before the death.
+fn unless_gone(peer: &Peer, error: Error) -> Result<()> {
+    match peer.link.has_hung_up() {
+        true => Ok(()),
+        false => Err(error),
+    }
 }
 
 impl Host<'_> {

@@ -200,6 +200,14 @@ impl Link {
         }
     }
 
+    /// Whether the other end is closed. There may still be something to read.
+    pub(super) fn has_hung_up(&self) -> bool {
+        let mut end = [libc::pollfd { fd: self.raw(), events: 0, revents: 0 }];
+        let now = Some(Instant::now());
+        matches!(wait(&mut end, now), Ok(true))
+            && end[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
+
     /// Sends a message with descriptors, waiting for room until `until`.
     pub(super) fn send(&self, message: &Message, fds: &[BorrowedFd], until: Instant) -> Result<()> {
         let body = message.encode()?;

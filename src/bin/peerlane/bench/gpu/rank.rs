@@ -47,13 +47,17 @@ impl GpuRank {
     pub fn new(number: usize, ordinal: u32) -> Result<Self> {
         let context = Context::retain(&Device::by_ordinal(Driver::load()?, ordinal)?)?;
         let memory = || DeviceMemory::new(&context, PACK);
+        let stream = Stream::new(&context, 0)?;
+        let word = memory()?;
+        // The barrier reduces it: a checker of memory would report that nobody has written it.
+        word.write(&stream, 0, &[0; PACK])?;
         Ok(GpuRank {
             number,
-            stream: Stream::new(&context, 0)?,
+            stream,
             input: memory()?,
             output: memory()?,
             source: memory()?,
-            word: memory()?,
+            word,
             host_input: Buffer::default(),
             host_output: Buffer::default(),
             norm: None,
