@@ -48,6 +48,18 @@ fn every_type_and_operation_is_measured_and_right_over_processes() {
 }
 
 #[test]
+fn every_protocol_can_be_pinned() {
+    // Also one that cannot carry every type: what the ranks say among themselves must not depend on the pin.
+    for proto in ["ll", "sentinel", "flagged"] {
+        let line = format!(
+            "--ranks 2 --threads --proto {proto} -d float,half -b 1K -e 1K -n 3 --batches 2"
+        );
+        let report = measured(&format!("pinned-{proto}"), &line);
+        assert!(report["results"].as_array().unwrap().iter().all(|row| row["proto"] == proto));
+    }
+}
+
+#[test]
 fn threads_groups_and_a_forced_algorithm_are_measured() {
     let report = measured(
         "threads",

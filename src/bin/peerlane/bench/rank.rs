@@ -103,12 +103,13 @@ impl Rank {
         compare(self.comm.rank(), call, &payload, &mut self.input, &mut self.output)
     }
 
-    /// All ranks start a batch together; a small all-reduce is the tightest barrier there is.
+    /// All ranks start a batch together; a small all-reduce is the tightest barrier there is. Of a type that every protocol
+    /// carries, since the run may have pinned one.
     fn barrier(&self) -> Result<()> {
-        let mut word = [1i32];
+        let mut word = [1f32];
         let data = word.as_mut_ptr().cast();
         // SAFETY: one element, in place, alive until the call returns.
-        unsafe { self.comm.all_reduce(data, data, 1, DType::I32, Op::Max, None)? };
+        unsafe { self.comm.all_reduce(data, data, 1, DType::F32, Op::Max, None)? };
         Ok(())
     }
 

@@ -28,10 +28,11 @@ pub trait Library {
 pub struct Ours(pub Vec<Communicator>);
 
 impl Ours {
-    /// Queues a small all-reduce of every rank and waits for it: then all ranks of all processes are there.
+    /// Queues a small all-reduce of every rank and waits for it: then all ranks of all processes are there. Of a type that every
+    /// protocol carries, since the run may have pinned one.
     pub fn barrier(&self, ranks: &[GpuRank]) -> Result<()> {
         for (comm, rank) in self.0.iter().zip(ranks) {
-            enqueue(comm, rank, (rank.word(), rank.word()), (1, DType::I32, Op::Max))?;
+            enqueue(comm, rank, (rank.word(), rank.word()), (1, DType::F32, Op::Max))?;
         }
         ranks.iter().try_for_each(|rank| rank.stream.synchronize())?;
         self.failure().map_or(Ok(()), Err)
