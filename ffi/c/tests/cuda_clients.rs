@@ -6,33 +6,19 @@ mod common;
 #[path = "../../../tests/common/fakecuda.rs"]
 mod fakecuda;
 
-use common::{root, Bench};
+use common::Bench;
 use peerlane_core::launch::pl_probe;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The kernels as a library of the host's, which the stand-in driver runs in place of those of a GPU.
-fn host_kernels() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host_kernels.so");
-        let output = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()))
-            .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"])
-            .arg("-ffp-contract=off")
-            .arg("-I")
-            .arg(root().join("cuda"))
-            .arg(root().join("tests/c/host_kernels.cpp"))
-            .arg("-o")
-            .arg(&built)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        built
-    })
+fn host_kernels() -> PathBuf {
+    let built = std::env::current_exe().unwrap().with_file_name("libhostkernels.so");
+    assert!(built.exists(), "{} was not built with the tests", built.display());
+    built
 }
 
 fn run(arguments: &[&str], env: &[(&str, &str)]) {
@@ -43,8 +29,8 @@ fn run(arguments: &[&str], env: &[(&str, &str)]) {
     std::fs::write(&image, b"an image").unwrap();
     let probe = size_of::<pl_probe>();
     let map = format!(
-        "pl_all_reduce_=pl_host_all_reduce,pl_add_rms_norm_=pl_host_add_rms_norm,\
-         pl_probe_lane=pl_host_probe:{probe}"
+        "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
+         pl_probe_lane=hostkernels_probe:{probe}"
     );
     let mut command = Command::new(program);
     command
