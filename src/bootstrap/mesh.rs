@@ -196,39 +196,53 @@ impl Mesh {
     /// waits for the other ranks, and that `on_end` can stop, so ends when they do and not at its deadline. What the end
     /// means for set-up is for the next vote to say.
     ///
+    /// It begins with a vote: a rank that cannot look out (it has no descriptor left, say) does not do its part of the
+    /// work either, and the others would wait for that until the deadline.
+    ///
     /// # Errors
-    /// The system's, before `work` is begun, if the thread cannot be had.
-    pub fn guard<T>(&self, on_end: impl Fn(Error) + Send, work: impl FnOnce() -> T) -> Result<T> {
-        let stop = eventfd().map_err(|e| explain("eventfd", &e))?;
+    /// [`Error::Setup`] on all ranks, before any has begun `work`, if one cannot have its thread.
+    pub fn guard<T>(
+        &mut self,
+        stage: &'static str,
+        on_end: impl Fn(Error) + Send,
+        work: impl FnOnce(&mut Mesh) -> T,
+    ) -> Result<T> {
+        let mut ranks = Vec::new();
+        let mut fds = Vec::new();
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            // A message that waits to be read (a vote) is no end.
+            let socket = libc::pollfd { fd: peer.link.raw(), events: libc::POLLRDHUP, revents: 0 };
+            let pidfd = peer.pidfd.as_ref().map(|fd| readable(fd.as_raw_fd()));
+            for fd in std::iter::once(socket).chain(pidfd) {
+                fds.push(fd);
+                ranks.push(rank);
+            }
+        }
+        let stop = match eventfd().map_err(|e| explain("eventfd", &e)) {
+            Ok(stop) => stop,
+            Err(error) => return self.vote(stage, Err(error.clone())).and(Err(error)),
+        };
         std::thread::scope(|scope| {
-            let (stop, peers) = (&stop, &self.peers);
+            let stop = &stop;
+            // The peers' descriptors stay open: `work` has the mesh only on loan.
             let look_out = move || {
-                let mut ranks = Vec::new();
-                let mut fds = vec![readable(stop.as_raw_fd())];
-                for (rank, peer) in peers.iter().enumerate() {
-                    let Some(peer) = peer else { continue };
-                    // A message that waits to be read (a vote) is no end.
-                    let socket =
-                        libc::pollfd { fd: peer.link.raw(), events: libc::POLLRDHUP, revents: 0 };
-                    let pidfd = peer.pidfd.as_ref().map(|fd| readable(fd.as_raw_fd()));
-                    for fd in std::iter::once(socket).chain(pidfd) {
-                        fds.push(fd);
-                        ranks.push(rank);
-                    }
-                }
-                if wait(&mut fds, None).is_ok() && fds[0].revents == 0 {
-                    let ended = fds[1..].iter().position(|fd| fd.revents != 0);
+                fds.push(readable(stop.as_raw_fd()));
+                let last = fds.len() - 1;
+                if wait(&mut fds, None).is_ok() && fds[last].revents == 0 {
+                    let ended = fds.iter().position(|fd| fd.revents != 0);
                     if let Some(rank) = ended.and_then(|i| ranks.get(i)) {
                         on_end(Error::RankDied { rank: *rank as u32 });
                     }
                 }
             };
-            let builder = std::thread::Builder::new().name("peerlane-guard".into());
-            without_signals(|| builder.spawn_scoped(scope, look_out))
-                .map_err(|e| Error::os("pthread_create", &e))?;
             // Also when the work unwinds: the scope waits for the thread.
             let _ending = Notify(stop);
-            Ok(work())
+            let builder = std::thread::Builder::new().name("peerlane-guard".into());
+            let begun = without_signals(|| builder.spawn_scoped(scope, look_out))
+                .map_err(|e| Error::os("pthread_create", &e));
+            self.vote(stage, begun.map(drop))?;
+            Ok(work(self))
         })
     }
 

@@ -1,5 +1,6 @@
 //! What carries out a communicator's calls: a rank of the CPU device, or one on a GPU.
 
+use super::attempt::{agree, Failed};
 use super::call::Call;
 use super::config::{Agreed, Config};
 use super::departures::Departures;
@@ -184,8 +185,10 @@ fn set_up_cpu(
     let ended = |error| {
         fault.raise(error);
     };
-    let tested = mesh.guard(ended, || selftest::run(&plans, rank, &nonces, 0, reduce));
-    mesh.vote("test the lane", tested.and_then(|tested| tested))?;
+    let tested = mesh.guard("begin the test of the lane", ended, |_| {
+        selftest::run(&plans, rank, &nonces, 0, reduce).map_err(Failed::from)
+    })?;
+    agree(mesh, "test the lane", tested)?.map_err(|failed| failed.error)?;
     let report = match plans.agreed().probe {
         ProbeMode::Always => measure(mesh, &plans, &layout, &mut host, &fault)?,
         // There is no lane to choose, and thousands of communicators need not know.

@@ -111,34 +111,62 @@ pub(super) fn measure(
     fault: &Fault,
 ) -> Result<Outcome<Option<ProbeReport>>> {
     let begun = Instant::now();
-    let (n, rank) = (mesh.size(), mesh.rank());
-    let mine = (setting.reach, prober.blocks(), selftest::nonce()?);
-    let all: Vec<(u32, u32, u64)> = mesh.all_gather("prepare the probe", Ok(mine))?;
+    let mine = selftest::nonce().map(|nonce| (setting.reach, prober.blocks(), nonce));
+    let all: Vec<(u32, u32, u64)> = mesh.all_gather("prepare the probe", mine)?;
     let reach: Vec<u32> = all.iter().map(|(reach, ..)| *reach).collect();
     let blocks =
         all.iter().map(|(_, blocks, _)| *blocks).min().unwrap_or(1).clamp(1, PL_PROBE_BLOCKS);
     // A tag that occurs in no slab yet: drawn by all ranks, so that none of them has to be trusted with it.
-    let mut tag = all.iter().fold(0, |tag, (.., nonce)| tag ^ nonce) << 16;
+    let tag = all.iter().fold(0, |tag, (.., nonce)| tag ^ nonce) << 16;
     let bytes = Place::new(setting.layout).slot_bytes.min(MOST_BYTES);
     let steps = steps(setting.islands, &reach);
     if steps.is_empty() {
         return Ok(Ok(None));
     }
+    let ended = |error| {
+        fault.raise(error);
+    };
+    let measured = mesh.guard("begin the probe", ended, |mesh| {
+        shoot(mesh, &steps, blocks, bytes, tag, prober)
+    })??;
+    let (latency_ns, rates) = match measured {
+        Ok(measured) => measured,
+        Err(failed) => return Ok(Err(failed)),
+    };
+    let took = mesh.all_gather("end the probe", Ok(begun.elapsed().as_secs_f32() * 1e3))?;
+    Ok(Ok(Some(ProbeReport {
+        lane: setting.lane.to_owned(),
+        islands: setting.islands.groups().to_vec(),
+        latency_ns,
+        rates: rates.into_iter().filter_map(|(kind, values)| rate(kind, values)).collect(),
+        bytes,
+        milliseconds: took[0],
+    })))
+}
+
+/// By rank and peer, the nanoseconds of a hop.
+type Latencies = Vec<Vec<Option<f32>>>;
+/// By kind, what each busy rank measured.
+type Rates = Vec<(Kind, Vec<(f32, u8)>)>;
+
+/// Takes all steps in turn.
+fn shoot(
+    mesh: &mut Mesh,
+    steps: &[Step],
+    blocks: u32,
+    bytes: u64,
+    mut tag: u64,
+    prober: &mut dyn Prober,
+) -> Result<Outcome<(Latencies, Rates)>> {
+    let (n, rank) = (mesh.size(), mesh.rank());
     let mut latency_ns = vec![vec![None; n]; n];
-    let mut rates: Vec<(Kind, Vec<(f32, u8)>)> = Vec::new();
-    for step in &steps {
+    let mut rates: Rates = Vec::new();
+    for step in steps {
         let shot = shot(step, rank, blocks, bytes, tag);
         tag = tag.wrapping_add(1 << 8);
         let measured = match shot.to | shot.from {
             0 => Ok(0.0),
-            _ => {
-                let ended = |error| {
-                    fault.raise(error);
-                };
-                mesh.guard(ended, || prober.shoot(&shot))
-                    .and_then(|result| result)
-                    .and_then(|words| evaluate(&shot, &words))
-            }
+            _ => prober.shoot(&shot).and_then(|words| evaluate(&shot, &words)),
         };
         // It ends the step for all: nobody measures while others still do.
         let all = match agree(mesh, STAGE, measured.map_err(Failed::from))? {
@@ -161,15 +189,7 @@ pub(super) fn measure(
             }
         }
     }
-    let took = mesh.all_gather("end the probe", Ok(begun.elapsed().as_secs_f32() * 1e3))?;
-    Ok(Ok(Some(ProbeReport {
-        lane: setting.lane.to_owned(),
-        islands: setting.islands.groups().to_vec(),
-        latency_ns,
-        rates: rates.into_iter().filter_map(|(kind, values)| rate(kind, values)).collect(),
-        bytes,
-        milliseconds: took[0],
-    })))
+    Ok(Ok((latency_ns, rates)))
 }
 
 fn shot(step: &Step, rank: usize, blocks: u32, bytes: u64, tag: u64) -> Shot {

@@ -70,7 +70,8 @@ fn nothing_needs_dev_shm() {
 fn too_few_descriptors_on_one_rank_fail_on_all_and_the_next_attempt_works() {
     let (mut failed, mut told, mut succeeded) = (0, 0, 0);
     for victim in [0, 2] {
-        for room in [1, 6, 9, 12, 80] {
+        // Each descriptor in turn is the one that there is no room for.
+        for room in (1..=20).chain([80]) {
             let dir = Dir::new();
             let task = format!("limit {victim} {room} {}", dir.id());
             let id = dir.id();
@@ -93,9 +94,10 @@ fn too_few_descriptors_on_one_rank_fail_on_all_and_the_next_attempt_works() {
             } else {
                 failed += 1;
                 assert!(said[victim].contains("open files"), "{here}");
-                // A rank that could not open its first descriptor reached nobody: then the others know only that it did
-                // not come.
-                let could_tell = said[victim].contains("set-up failed");
+                // A rank that could open no socket, or take none in, reached nobody: then the others know only that it did
+                // not come, or went.
+                let could_tell = said[victim].contains("set-up failed")
+                    && !said[victim].contains("accept failed");
                 assert!(!could_tell || said.iter().all(|s| *s == said[0]), "{here}");
                 told += u32::from(could_tell);
             }

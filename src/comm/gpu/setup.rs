@@ -267,8 +267,9 @@ impl Setting<'_> {
         let ended = |error| {
             fault.raise(error);
         };
-        let tested = mesh.guard(ended, || gpu.self_test(&plans, &nonces, &buffers));
-        let tested = tested.and_then(|tested| tested).map_err(Failed::from);
+        let tested = mesh.guard("begin the test of the lane", ended, |_| {
+            gpu.self_test(&plans, &nonces, &buffers).map_err(Failed::from)
+        })?;
         if let Err(failed) = agree(mesh, "test the lane", tested)? {
             return Ok(Err(failed));
         }
