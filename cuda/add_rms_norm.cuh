@@ -23,7 +23,7 @@ struct NormRow {
   const char *residual, *gamma;
   char *output, *residual_out;
 
-  PL_FN NormRow(const pl_args& a, uint64_t first_pack) {
+  PL_FN NormRow(const pl_step& a, uint64_t first_pack) {
     const uint64_t at = first_pack * PL_PACK_BYTES;
     residual = static_cast<const char*>(a.residual) + at;
     gamma = static_cast<const char*>(a.gamma);
@@ -74,7 +74,7 @@ PL_FN void scale_pack(const dev::Raw& r, float scale, const dev::Raw& gamma, flo
 // A thread has loads of up to BATCH packs in flight: waiting for each alone, a row of 7168 would take four times as
 // long. A row that one batch of 256 threads holds keeps r in registers from the first pass to the second.
 template <class D>
-PL_FN void add_rms_norm_row(const pl_args& a, uint64_t row) {
+PL_FN void add_rms_norm_row(const pl_step& a, uint64_t row) {
   constexpr uint32_t BATCH = dev::BATCH;
   const uint32_t packs = uint32_t(a.width) / elements<D>();
   const NormRow at(a, row * packs);
@@ -110,7 +110,7 @@ PL_FN void add_rms_norm_row(const pl_args& a, uint64_t row) {
 
 // Every row of this block. By itself it is the second half of the unfused form.
 template <class D>
-PL_FN void add_rms_norm(const pl_args& a) {
+PL_FN void add_rms_norm(const pl_step& a) {
   PL_ROLL
   for (uint64_t row = dev::block(); row < a.rows; row += dev::blocks()) add_rms_norm_row<D>(a, row);
 }

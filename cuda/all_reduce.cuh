@@ -14,7 +14,7 @@ namespace PL_NAMESPACE {
 
 // What is sent, as it travels: the caller's type, or accumulators.
 template <class D, class P>
-PL_FN void load_source(const Step& s, const pl_send& send, const Span& span, bool wide, dev::Raw& raw) {
+PL_FN void load_source(const TableStep& s, const pl_send& send, const Span& span, bool wide, dev::Raw& raw) {
   if (send.src == PL_SRC_PARTIAL) {
     dev::partial_load(raw, partial_at<D>(s, span.in_tile), wide);
     return;
@@ -36,8 +36,8 @@ PL_FN void load_source(const Step& s, const pl_send& send, const Span& span, boo
 
 // A chunk of all sends of a phase. Sends of the same piece and source that stand together load it once.
 template <class D, class P>
-PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
-  const pl_table& t = s.a.table;
+PL_FN void push_chunk(TableStep& s, const pl_phase& ph, uint64_t chunk) {
+  const pl_table& t = s.t;
   const bool wide = D::SHORT_FLOAT && ph.wire_f32;
   const uint32_t end = ph.send0 + ph.sends;
   PL_ROLL
@@ -65,8 +65,8 @@ PL_FN void push_chunk(Step& s, const pl_phase& ph, uint64_t chunk) {
 }
 
 template <class D, class P, bool HOT, uint32_t K>
-PL_FN bool run_phases(Step& s) {
-  const pl_table& t = s.a.table;
+PL_FN bool run_phases(TableStep& s) {
+  const pl_table& t = s.t;
   clear_old_tags(s);
   PL_ROLL
   for (uint32_t p = 0; p < t.phases; ++p) {
@@ -82,25 +82,25 @@ PL_FN bool run_phases(Step& s) {
   return true;
 }
 
-// Under PEERLANE_CHECK: whether all ranks make the same call, the same verdict for all threads of a block.
-PL_FN bool may_run(Step& s) {
-  if (!s.a.check) return true;
-  const bool ok = dev::block() != 0 || exchange_calls(s);
-  return !dev::any_in_block(!ok);
+template <class D>
+PL_FN void fill_own(const TableStep& s) {
+  PL_ROLL
+  for (uint32_t p = 0; p < s.t.pieces; ++p) PL_ROLL
+  for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) fill_range<D>(s, chunk_of(s, p, c));
 }
 
 // One step. HOT: sum and avg only; else the operation is a run-time switch. K: operands loaded at once.
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN void all_reduce(const pl_args& a) {
-  if (a.count == 0) return;  // an empty call is no step: no rank sends, waits or counts
-  Step s(a, (a.count + elements<D>() - 1) / elements<D>(), 0);
+  if (a.step.count == 0) return;  // an empty call is no step: no rank sends, waits or counts
+  TableStep s(a, (a.step.count + elements<D>() - 1) / elements<D>(), 0);
   if (begin(s) == Entry::Refused) {
     fill_own<D>(s);
     return;
   }
   bool ok = may_run(s);
   if (ok) ok = run_phases<D, P, HOT, K>(s);
-  end<D>(s, ok, P::REARMS);
+  end<D>(s, ok, P::REARMS, [&] { fill_own<D>(s); });
 }
 
 // One step of the fused operation: an all-reduce whose tiles are rows, and then every block norms the rows that it has
@@ -109,8 +109,8 @@ PL_FN void all_reduce(const pl_args& a) {
 // an output may lie over it.
 template <class D, class P, uint32_t K>
 PL_FN void all_reduce_add_rms_norm(const pl_args& a) {
-  if (a.rows == 0) return;
-  Step s(a, a.width / elements<D>(), a.rows);
+  if (a.step.rows == 0) return;
+  TableStep s(a, a.step.width / elements<D>(), a.step.rows);
   if (begin(s) == Entry::Refused) {
     fill_own<D>(s);
     return;
@@ -118,8 +118,8 @@ PL_FN void all_reduce_add_rms_norm(const pl_args& a) {
   bool ok = may_run(s);
   if (ok) ok = run_phases<D, P, true, K>(s);
   // The barrier in here also puts all threads' parts of the sums before what the norm reads.
-  if (!dev::any_in_block(!ok)) add_rms_norm<D>(a);
-  end<D>(s, ok, P::REARMS);
+  if (!dev::any_in_block(!ok)) add_rms_norm<D>(a.step);
+  end<D>(s, ok, P::REARMS, [&] { fill_own<D>(s); });
 }
 
 }  // namespace PL_NAMESPACE

@@ -10,11 +10,12 @@
 //   tid threads block blocks   where this thread stands; on a CPU constants, so that strided loops fold away
 //   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole
 //   Raw In Out             a strip of wire data, element access to it, and an output strip
+//   pack_load pack_store   whole packs of the caller's memory, aligned
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
 //   LANES BATCH sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
-//   local_*, claim, arrive   words of the rank's own memory that its blocks (and its host) share
+//   local_*, enter, leave, claim, arrive*   words of the rank's own memory that its blocks (and its host) share
 //   now_ns pause launch_id square_root
 //
 // -DPL_DEV_BACKEND='"file"' replaces the CPU back end by the one in that file.
@@ -107,10 +108,9 @@ PL_FN void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 PL_FN void sync_block() { __syncthreads(); }
 PL_FN bool any_in_block(bool x) { return __syncthreads_or(x) != 0; }
-// Thread 0's value, to all threads of the block.
+// Thread 0's value, to all threads of the block. Once per launch: a second call would need a barrier before the store.
 PL_FN uint64_t share(uint64_t v) {
   __shared__ uint64_t word;
-  __syncthreads();
   if (threadIdx.x == 0) word = v;
   __syncthreads();
   return word;
@@ -163,18 +163,20 @@ PL_FN void local_store32(uint32_t* p, uint32_t v) {
 }
 PL_FN uint64_t local_load64(const uint64_t* p) { return poll_64(p); }
 PL_FN void local_store64(uint64_t* p, uint64_t v) { post_64(p, v); }
-PL_FN void local_release64(uint64_t* p, uint64_t v) {
-  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
-}
-// Puts `v` where 0 stands; returns what stood there. GPU scope: these words never leave the rank's own memory.
-PL_FN uint64_t claim(uint64_t* p, uint64_t v) {
+// Begins and ends a launch's turn on a channel: adds the bits of `id` and returns the word before; replaces the word.
+// GPU scope, relaxed: see begin() and end() in step.cuh. A fence here costs every step half a microsecond and more.
+PL_FN uint64_t enter(uint64_t* turn, uint64_t id) {
   uint64_t old;
-  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], 0, %2;"
+  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
                : "=l"(old)
-               : "l"(__cvta_generic_to_global(p)), "l"(v)
+               : "l"(__cvta_generic_to_global(turn)), "l"(id)
                : "memory");
   return old;
 }
+PL_FN void leave(uint64_t* turn, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(turn)), "l"(word) : "memory");
+}
+// Puts `v` where 0 stands; returns what stood there. GPU scope: these words never leave the rank's own memory.
 PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], 0, %2;"
@@ -183,15 +185,29 @@ PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
                : "memory");
   return old;
 }
-// Counts this block in; true for the last one, which sees what all others did. Not system scope: that would wait for
-// this rank's stores to peers, which nobody here depends on.
-PL_FN bool arrive(uint32_t* p) {
+// Counts this block in, with its failures (0 or 1); true for the last one, which gets those of all. Relaxed, as above.
+PL_FN bool arrive(uint32_t* p, uint32_t& failures) {
+  if (gridDim.x == 1) return true;
+  uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(p)), "r"(1 + (failures << 16))
+               : "memory");
+  failures += old >> 16;
+  return (old & 0xffff) == gridDim.x - 1;
+}
+
+// The same for blocks that go on: the last one sees what all others did, and `local_release64` tells them.
+PL_FN bool arrive_in_order(uint32_t* p) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(old)
                : "l"(__cvta_generic_to_global(p))
                : "memory");
   return old == gridDim.x - 1;
+}
+PL_FN void local_release64(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
 
 PL_FN uint64_t now_ns() {
@@ -201,10 +217,10 @@ PL_FN uint64_t now_ns() {
 }
 PL_FN void pause(uint32_t) {}
 // %gridid is unique per launch, replays included; an argument would repeat in a graph that is instantiated twice.
-PL_FN uint64_t launch_id(const pl_args&) {
+PL_FN uint64_t launch_id(const pl_step&) {
   uint64_t id;
   asm volatile("mov.u64 %0, %%gridid;" : "=l"(id));
-  return id + 1;  // 0 means idle
+  return id;
 }
 
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
@@ -316,6 +332,12 @@ PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
   }
 }
 
+// Whole packs of the caller's memory, aligned.
+PL_FN void pack_load(Raw& r, const void* p) { partial_load(r, p, false); }
+PL_FN void pack_store(void* to, const Raw& r, uint32_t) {
+  *static_cast<uint4*>(to) = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
+}
+
 // Elements gathered in registers, then written; `bytes` of a short tail.
 template <class T>
 struct Out {
@@ -325,6 +347,8 @@ struct Out {
   PL_FN Out(void* to, uint32_t n) : p(to), bytes(n) {}
   PL_FN void set(uint32_t i, T v) { set_element<T>(r.w, i, v); }
   PL_FN void flush() { user_copy<T>(p, r, bytes); }
+  PL_FN void flush_whole() { pack_store(p, r, bytes); }
+  PL_FN void keep(Raw& to) const { to = r; }
   PL_FN void flush_partial(bool wide) {
     static_cast<uint4*>(p)[0] = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
     if (wide) static_cast<uint4*>(p)[1] = make_uint4(r.w[4], r.w[5], r.w[6], r.w[7]);
@@ -423,14 +447,16 @@ PL_FN uint32_t local_load32(const uint32_t* p) { return __atomic_load_n(p, __ATO
 PL_FN void local_store32(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 PL_FN uint64_t local_load64(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 PL_FN void local_store64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-PL_FN void local_release64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-template <class T>
-PL_FN T claim(T* p, T v) {
-  T old = 0;
+PL_FN uint64_t enter(uint64_t* turn, uint64_t id) { return __atomic_fetch_or(turn, id, __ATOMIC_ACQ_REL); }
+PL_FN void leave(uint64_t* turn, uint64_t word) { __atomic_store_n(turn, word, __ATOMIC_RELEASE); }
+PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
+  uint32_t old = 0;
   __atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return old;
 }
-PL_FN bool arrive(uint32_t*) { return true; }
+PL_FN bool arrive(uint32_t*, uint32_t&) { return true; }
+PL_FN bool arrive_in_order(uint32_t*) { return true; }
+PL_FN void local_release64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
 PL_FN uint64_t now_ns() {
   timespec t;
@@ -448,7 +474,7 @@ PL_FN void pause(uint32_t yield) {
   __asm__ volatile("yield");
 #endif
 }
-PL_FN uint64_t launch_id(const pl_args& a) { return a.launch; }
+PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
 #if defined(__x86_64__)
@@ -548,12 +574,16 @@ template <class T>
 PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.p, bytes);
 }
+PL_FN void pack_load(Raw& r, const void* p) { r.p = static_cast<const unsigned char*>(p); }
+PL_FN void pack_store(void* to, const Raw& r, uint32_t bytes) { memcpy(to, r.p, bytes); }
 template <class T>
 struct Out {
   unsigned char* p;
   Out(void* to, uint32_t) : p(static_cast<unsigned char*>(to)) {}
   void set(uint32_t i, T v) { __builtin_memcpy(p + i * sizeof(T), &v, sizeof(T)); }
   void flush() {}
+  void flush_whole() {}
+  void keep(Raw&) const {}
   void flush_partial(bool) {}
 };
 template <class T>

@@ -66,17 +66,17 @@ struct Lift {
 PL_FN bool item_is_wide(const pl_item& it) { return it.wire_f32 || it.from == PL_FROM_PARTIAL; }
 
 template <class D, bool WIDE>
-PL_FN Lift<D, WIDE> lift(const Step& s, const dev::Raw& raw, uint32_t item) {
-  return Lift<D, WIDE>(raw, WIDE && item_is_wide(s.a.table.item[item]));
+PL_FN Lift<D, WIDE> lift(const TableStep& s, const dev::Raw& raw, uint32_t item) {
+  return Lift<D, WIDE>(raw, WIDE && item_is_wide(s.t.item[item]));
 }
 
 // Operands, arrived. The rank's own are loaded before the wait for the others, once each: a fold has one, seldom two.
 template <class D, class P, uint32_t K, bool WIDE>
-PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
+PL_FN bool fetch(TableStep& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
   uint32_t input = 0, partial = 0;
   PL_EACH
   for (uint32_t k = 0; k < K; ++k) {
-    const uint32_t from = s.a.table.item[o.item[k]].from;
+    const uint32_t from = s.t.item[o.item[k]].from;
     input |= uint32_t(from == PL_FROM_INPUT) << k;
     partial |= uint32_t(from == PL_FROM_PARTIAL) << k;
   }
@@ -96,7 +96,7 @@ PL_FN bool fetch(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw
 
 // What a finished value becomes: the caller's type, rounded once; or an accumulator for a later phase.
 template <class D, class Value>
-PL_FN void store_values(const Step& s, const pl_fold& f, const Span& span, Value value) {
+PL_FN void store_values(const TableStep& s, const pl_fold& f, const Span& span, Value value) {
   using A = typename D::A;
   const uint32_t n = extent<D>(span);
   if (f.dst == PL_DST_PARTIAL) {
@@ -106,7 +106,7 @@ PL_FN void store_values(const Step& s, const pl_fold& f, const Span& span, Value
     out.flush_partial(D::SHORT_FLOAT);
     return;
   }
-  const uint32_t ranks = s.a.table.n;
+  const uint32_t ranks = s.t.n;
   dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
   if (s.a.op == PL_AVG) {
     PL_UNROLL
@@ -119,7 +119,7 @@ PL_FN void store_values(const Step& s, const pl_fold& f, const Span& span, Value
 }
 
 template <class D, class Value>
-PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value) {
+PL_FN void store(const TableStep& s, const pl_fold& f, const Span& span, Value value) {
   if constexpr (dev::STRIP == 1) {
     // In registers once: `value` may be a whole tree, and there are three uses of it.
     typename D::A v[elements<D>()];
@@ -133,7 +133,8 @@ PL_FN void store(const Step& s, const pl_fold& f, const Span& span, Value value)
 
 // The sum over a complete tree of K operands, some of them absent, into `v`.
 template <class D, bool WIDE, uint32_t K>
-PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K], typename D::A (&v)[elements<D>()]) {
+PL_FN void add_tree(const TableStep& s, const Operands<K>& o, const dev::Raw (&raw)[K],
+                    typename D::A (&v)[elements<D>()]) {
   PL_UNROLL
   for (uint32_t i = 0; i < elements<D>(); ++i) {
     typename D::A x[K];
@@ -153,7 +154,7 @@ PL_FN void add_tree(const Step& s, const Operands<K>& o, const dev::Raw (&raw)[K
 // A balanced tree of sums over up to K operands. More than 8 do not fit into registers with what else is needed: 16 are
 // two halves of 8, whose sums are added.
 template <class D, class P, bool WIDE, uint32_t K>
-PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
+PL_FN bool sum_tree(TableStep& s, const pl_fold& f, const Span& span) {
   constexpr uint32_t N = K < 8 ? K : 8;
   if constexpr (dev::STRIP > 1) {
     static_assert(K == 2, "a CPU sums two strips in one pass and walks larger trees");
@@ -185,24 +186,24 @@ PL_FN bool sum_tree(Step& s, const pl_fold& f, const Span& span) {
 
 // Pushes or merges K operands in turn.
 template <class D, bool HOT, bool WIDE, uint32_t K>
-PL_FN void take(Step& s, Stack<D>& st, const Operands<K>& o, const Span& span, const dev::Raw (&raw)[K]) {
+PL_FN void take(TableStep& s, Stack<D>& st, const Operands<K>& o, const Span& span, const dev::Raw (&raw)[K]) {
   const uint32_t n = extent<D>(span), op = s.a.op;
   PL_EACH
   for (uint32_t k = 0; k < K; ++k) {
     if (!(o.present >> k & 1)) break;
     const Lift<D, WIDE> x = lift<D, WIDE>(s, raw[k], o.item[k]);
-    uint32_t merges = s.a.table.item[o.item[k]].merge;
+    uint32_t merges = s.t.item[o.item[k]].merge;
     if (merges == 0) {
       st.grow();
       typename D::A* top = st.top();
       if constexpr (K > 1) {  // two leaves in a row are summed in one pass over the strip
-        if (k + 1 < K && o.present >> (k + 1) & 1 && s.a.table.item[o.item[k + 1]].merge) {
+        if (k + 1 < K && o.present >> (k + 1) & 1 && s.t.item[o.item[k + 1]].merge) {
           const Lift<D, WIDE> y = lift<D, WIDE>(s, raw[k + 1], o.item[k + 1]);
           with_op<HOT>(op, [&](auto c) {
             PL_UNROLL
             for (uint32_t i = 0; i < n; ++i) top[i] = decltype(c)::of(x[i], y[i]);
           });
-          merges = s.a.table.item[o.item[k + 1]].merge;
+          merges = s.t.item[o.item[k + 1]].merge;
           ++k;
         } else {
           PL_UNROLL
@@ -229,7 +230,7 @@ enum class Purpose { Reduce, Await, Copy };
 // Any tree, B operands at a time. Await: only wait, the items stay in their slots for a later fold. Copy: one item that
 // a peer has rounded already; its bytes are the result.
 template <class D, class P, bool HOT, bool WIDE, uint32_t B>
-PL_FN bool walk_tree(Step& s, const pl_fold& f, Purpose purpose, const Span& span) {
+PL_FN bool walk_tree(TableStep& s, const pl_fold& f, Purpose purpose, const Span& span) {
   Stack<D> st;
   PL_ROLL
   for (uint32_t i = 0; i < f.items; i += B) {
@@ -252,15 +253,15 @@ PL_FN bool walk_tree(Step& s, const pl_fold& f, Purpose purpose, const Span& spa
 
 // A lone item that a peer sent in the caller's type is a result. A lone item of accumulators, or the rank's own input
 // when it is alone, still has to be finished.
-PL_FN Purpose purpose_of(const Step& s, const pl_fold& f) {
+PL_FN Purpose purpose_of(const TableStep& s, const pl_fold& f) {
   if (f.dst == PL_DST_AWAIT) return Purpose::Await;
-  const pl_item& it = s.a.table.item[f.item0];
+  const pl_item& it = s.t.item[f.item0];
   return f.dst == PL_DST_RESULT && f.items == 1 && it.from < PL_MAX_RANKS && !it.wire_f32 ? Purpose::Copy
                                                                                           : Purpose::Reduce;
 }
 
 template <class D, class P, bool HOT, uint32_t K>
-PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
+PL_FN bool fold_chunk(TableStep& s, const pl_fold& f, uint64_t chunk) {
   const Range r = chunk_of(s, f.piece, chunk);
   if (r.empty()) return true;
   if (!P::await_chunk(s, f, chunk)) return false;
@@ -268,7 +269,7 @@ PL_FN bool fold_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
   if (P::BULK && purpose == Purpose::Await) return true;
   bool wide = false;
   if (D::SHORT_FLOAT) PL_ROLL
-  for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.a.table.item[f.item0 + i]);
+  for (uint32_t i = 0; i < f.items; ++i) wide |= item_is_wide(s.t.item[f.item0 + i]);
   const bool sums = HOT || s.a.op == PL_SUM || s.a.op == PL_AVG;
   const bool tree = K > 1 && sums && f.canonical && f.items > 1 && purpose == Purpose::Reduce;
   if constexpr (K > 1) {

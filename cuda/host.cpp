@@ -13,7 +13,7 @@ constexpr uint32_t OPERANDS = 2;
 template <class D, bool SENTINEL_IS_LEGAL>
 struct Run {
   static void protocol(const pl_args& a) {
-    switch (a.proto) {
+    switch (a.step.proto) {
       case PL_LL:
         return all_reduce<D, Ll, false, OPERANDS>(a);
       case PL_FLAGGED:
@@ -34,8 +34,8 @@ void run(const pl_args& a) {
 
 template <class D>
 void run_or_fuse(const pl_args& a) {
-  if (a.rows == 0) return run<D>(a);
-  switch (a.proto) {
+  if (a.step.rows == 0) return run<D>(a);
+  switch (a.step.proto) {
     case PL_LL:
       return all_reduce_add_rms_norm<D, Ll, OPERANDS>(a);
     case PL_FLAGGED:
@@ -47,7 +47,7 @@ void run_or_fuse(const pl_args& a) {
 
 void dispatch(const pl_args& a) {
   dev::IeeeMode mode;
-  switch (a.dtype) {
+  switch (a.step.dtype) {
     case PL_I8:
       return run<Int<int8_t>>(a);
     case PL_U8:
@@ -73,7 +73,7 @@ void dispatch(const pl_args& a) {
   }
 }
 
-void norm(const pl_args& a) {
+void norm(const pl_step& a) {
   dev::IeeeMode mode;
   if (a.dtype == PL_F16) return add_rms_norm<F16>(a);
   add_rms_norm<Bf16>(a);
@@ -83,11 +83,11 @@ void norm(const pl_args& a) {
 
 #if defined(PL_HOST_AVX2)
 extern "C" void pl_host_all_reduce_avx2(const pl_args* a) { PL_NAMESPACE::dispatch(*a); }
-extern "C" void pl_host_add_rms_norm_avx2(const pl_args* a) { PL_NAMESPACE::norm(*a); }
+extern "C" void pl_host_add_rms_norm_avx2(const pl_step* a) { PL_NAMESPACE::norm(*a); }
 #else
 #if defined(__x86_64__)
 extern "C" void pl_host_all_reduce_avx2(const pl_args* a);
-extern "C" void pl_host_add_rms_norm_avx2(const pl_args* a);
+extern "C" void pl_host_add_rms_norm_avx2(const pl_step* a);
 static bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
 #endif
 
@@ -101,7 +101,7 @@ extern "C" void pl_host_all_reduce(const pl_args* a) {
 }
 
 // Add + RMSNorm by itself, over sums that are in the output.
-extern "C" void pl_host_add_rms_norm(const pl_args* a) {
+extern "C" void pl_host_add_rms_norm(const pl_step* a) {
 #if defined(__x86_64__)
   if (has_avx2()) return pl_host_add_rms_norm_avx2(a);
 #endif

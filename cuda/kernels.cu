@@ -1,19 +1,24 @@
 // The kernels for GPUs: one per data type and protocol, and for the hot types one per fan-in.
 //
 // Names are what the host looks up:
-//   pl_all_reduce_<dtype>_<protocol>_<fan-in>   bf16, f16, f32; sum and avg; fan-in 1, 3, 7 or 15: the smallest that is
-//                                               at least pl_table.fan_in
+//   pl_unrolled_<K>_<dtype>_<protocol>          bf16, f16, f32; sum and avg by ll or sentinel, of tables that have the
+//                                               form of pl_unrolled_<K>; K is 1, 3, 7 or 15
+//   pl_unrolled_<K>_norm_<dtype>_<protocol>     the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
+//   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
+//                                               least pl_table.fan_in: 7 or 15 for ll and sentinel, 1, 3, 7 or 15
 //   pl_all_reduce_<dtype>_<protocol>_any        every type; the operation is a run-time switch; any fan-in
 //   pl_all_reduce_add_rms_norm_<dtype>_<protocol>_<fan-in>   bf16, f16; fan-in 3, 7 or any
 //   pl_add_rms_norm_<dtype>                     bf16, f16; its second half by itself, over what an all-reduce has put
 //                                               into the output
-//   pl_probe_lane                               measures; takes a pl_probe
-// Every one but the last takes a pl_args by value.
+//   pl_probe_lane                               measures
+// Each takes one struct of launch.h by value: the unrolled ones their pl_unrolled_<K>, those that walk a table a
+// pl_args, the norm by itself a pl_step, the probe a pl_probe.
 //
 // Launch shape: blockDim up to THREADS, a multiple of 32, no dynamic shared memory. All blocks of all ranks that share
 // a GPU must be resident together, because a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
 #include "probe.cuh"
+#include "unrolled.cuh"
 
 namespace {
 
@@ -39,21 +44,45 @@ constexpr unsigned THREADS = 256;
     PL_NAMESPACE::all_reduce<D, P<D>, HOT, K>(args);                                    \
   }
 
-#define PL_HOT_PROTOCOL(D, name, P, proto)   \
-  PL_KERNEL(D, name, P, proto, true, 2, 1)   \
-  PL_KERNEL(D, name, P, proto, true, 4, 3)   \
+// Where a word protocol walks, it is over many hops or ragged edges, and a smaller fan-in brings nothing.
+#define PL_HOT_WORDS(D, name, P, proto)      \
   PL_KERNEL(D, name, P, proto, true, 8, 7)   \
   PL_KERNEL(D, name, P, proto, true, 16, 15) \
   PL_KERNEL(D, name, P, proto, false, 1, any)
 
-#define PL_HOT(D, name)                          \
-  PL_HOT_PROTOCOL(D, name, LlOf, ll)             \
-  PL_HOT_PROTOCOL(D, name, SentinelOf, sentinel) \
-  PL_HOT_PROTOCOL(D, name, FlaggedOf, flagged)
+#define PL_HOT(D, name)                              \
+  PL_HOT_WORDS(D, name, LlOf, ll)                    \
+  PL_HOT_WORDS(D, name, SentinelOf, sentinel)        \
+  PL_HOT_WORDS(D, name, FlaggedOf, flagged)          \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1) \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3) \
+  PL_UNROLLED_KERNELS(D, name, LlOf, ll)             \
+  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel)
 
 #define PL_OTHER(D, name)                     \
   PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
   PL_KERNEL(D, name, FlaggedOf, flagged, false, 1, any)
+
+#define PL_UNROLLED_KERNEL(D, name, P, proto, K)                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                            \
+      pl_unrolled_##K##_##name##_##proto(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::all_reduce_unrolled<D, P<D>, K>(u);                                 \
+  }
+#define PL_UNROLLED_KERNELS(D, name, P, proto) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 1)     \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 3)     \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 7)     \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 15)
+
+#define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K)                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
+      pl_unrolled_##K##_norm_##name##_##proto(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K>(u);                         \
+  }
+#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \
@@ -71,9 +100,11 @@ constexpr unsigned THREADS = 256;
   PL_FUSED_PROTOCOL(D, name, LlOf, ll)                               \
   PL_FUSED_PROTOCOL(D, name, SentinelOf, sentinel)                   \
   PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                     \
+  PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll)                        \
+  PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel)            \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)           \
-      pl_add_rms_norm_##name(const __grid_constant__ pl_args args) { \
-    PL_NAMESPACE::add_rms_norm<D>(args);                             \
+      pl_add_rms_norm_##name(const __grid_constant__ pl_step step) { \
+    PL_NAMESPACE::add_rms_norm<D>(step);                             \
   }
 
 PL_FUSED(Bf16, bf16)

@@ -1,7 +1,8 @@
 /* What the host hands to a kernel: plain C structs, shared by Rust (bindgen), the GPU kernels and the host kernels.
  *
  * A schedule compiles to one `pl_table` per rank. A step (one kernel launch) gets it inside `pl_args`, by value: on a
- * GPU as a `const __grid_constant__` argument, so that a run-time index does not put the struct on the stack.
+ * GPU as a `const __grid_constant__` argument, so that a run-time index does not put the struct on the stack. The
+ * tables of the hot path are laid out for unrolled kernels instead (`pl_unrolled_*`).
  *
  * Units: a *pack* is 16 bytes of the caller's data type (the last one of a message may be short). A *tile* is the
  * message of one step, cut into *pieces* at whole packs; a *chunk* is a run of `chunk_packs` packs of a piece. In the
@@ -21,7 +22,8 @@
 #define PL_MAX_ITEMS 240
 #define PL_MAX_FOLDS 54
 #define PL_PACK_BYTES 16
-#define PL_FOLD_STACK 5 /* most values that a fold's postfix form keeps beside the operand in hand */
+#define PL_TURN_ID_BITS 16 /* of pl_channel.turn: the id of the launch in flight; the rest is the epoch */
+#define PL_FOLD_STACK 5    /* most values that a fold's postfix form keeps beside the operand in hand */
 
 /* Data types and operations carry NCCL's numbers, so that the NCCL replacement needs no table. */
 enum pl_dtype {
@@ -136,10 +138,9 @@ typedef struct {
 
 /* One per channel, in the rank's own memory, never in the slab (which may be host memory). */
 typedef struct {
-  uint64_t epoch;   /* of the next step; the last block of a step advances it */
-  uint64_t owner;   /* launch id of the step in flight, 0 when idle */
-  uint32_t arrived; /* blocks of the step that are done */
-  uint32_t failed;  /* a block of the step gave up */
+  uint64_t turn; /* epoch of the next step << PL_TURN_ID_BITS | id of the launch in flight, 0 when idle: see step.cuh */
+  uint32_t arrived; /* blocks of the step that are done, and << 16 how many of them gave up */
+  uint32_t reserved;
 } pl_channel;
 
 /* Offsets into a slab, in bytes; the same on all ranks. Derived from the capacity and the schedule, never from the
@@ -158,8 +159,8 @@ typedef struct {
   uint32_t rotation; /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll and sentinel */
 } pl_geometry;
 
+/* What every step has, whatever its kernel. */
 typedef struct {
-  pl_table table;
   pl_geometry geo;
   uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here; 0: not mapped, the schedule has no edge
                                   there */
@@ -174,6 +175,7 @@ typedef struct {
   uint64_t launch; /* id of this launch where the device has none of its own; not 0 */
   uint64_t call;
   uint64_t signature; /* of the whole call, in the high 16 bits, the rest 0: differs where calls do; see flagged */
+  uint32_t n, rank;
   uint32_t dtype, op, proto, algo;
   uint32_t chunk_packs;
   uint32_t check;       /* 1: exchange and compare pl_call first */
@@ -186,7 +188,46 @@ typedef struct {
   const void* gamma; /* `width` elements */
   void* residual_out;
   float eps, weight_bias;
+} pl_step;
+
+/* A step that walks a table. */
+typedef struct {
+  pl_step step;
+  pl_table table;
 } pl_args;
+
+/* A step of ll or sentinel whose table the host has laid out for a kernel with unrolled loops over up to K sends, and
+ * K + 1 operands, a phase: addresses instead of slots, packs instead of cuts. The struct has only what its K needs: the
+ * arguments of a launch are fetched anew each time, and what they hold cold is on the path of the data. See
+ * src/comm/gpu/unrolled.rs for the tables that have this form. */
+#define PL_UNROLLED_PHASES 2
+enum pl_unrolled_fold {
+  PL_FOLD_NONE = 0,
+  PL_FOLD_SUM = 1,   /* one fold: the sum of all operands, rounded, is the result of piece 0 of the operands */
+  PL_FOLD_COPIES = 2 /* each operand is the result of its piece */
+};
+#define PL_UNROLLED(K)                                                                                                 \
+  typedef struct {                                                                                                     \
+    uint64_t to[K];       /* where a send goes: the address of the slot in the first half, in the peer's slab */       \
+    uint64_t at[(K) + 1]; /* where an operand arrives, likewise, in the own slab; where none does, some other one's */ \
+    uint32_t send_first[K], send_packs[K];             /* the piece, in the tile; 0 packs where there is no send */    \
+    uint32_t item_first[(K) + 1], item_packs[(K) + 1]; /* likewise of operands */                                      \
+    uint32_t fold;                                     /* pl_unrolled_fold */                                          \
+    uint32_t present, remote; /* PL_FOLD_SUM: a bit per leaf of the complete tree; not remote is the rank's input */   \
+    uint8_t one_source;       /* all sends carry the same piece */                                                     \
+    uint8_t result;           /* they carry results, not input */                                                      \
+    uint8_t from[(K) + 1];    /* the rank behind an operand */                                                         \
+  } pl_unrolled_phase_##K;                                                                                             \
+  typedef struct {                                                                                                     \
+    pl_step step;                                                                                                      \
+    uint32_t phases;                                                                                                   \
+    uint32_t widest; /* packs of the longest piece */                                                                  \
+    pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
+  } pl_unrolled_##K;
+PL_UNROLLED(1)
+PL_UNROLLED(3)
+PL_UNROLLED(7)
+PL_UNROLLED(15)
 
 /* What a launch of the probe measures; see cuda/probe.cuh. */
 enum pl_probe_what {
@@ -198,7 +239,7 @@ enum pl_probe_what {
 #define PL_PROBE_FLAGS 3   /* kinds of flags: arrived, acknowledged, checked */
 
 typedef struct {
-  pl_args args;   /* of any step: its ranks, slabs, records, state, report and deadline are what waits need */
+  pl_step step;   /* of any: its ranks, slabs, records, state, report and deadline are what waits need */
   uint64_t flags; /* offset in every slab of [PL_PROBE_FLAGS][PL_MAX_RANKS][PL_PROBE_BLOCKS] lines of 64 bytes */
   uint64_t data;  /* offset in every slab of a slot per writer */
   uint64_t slot_bytes;

@@ -13,10 +13,10 @@ struct Operands {
   uint32_t item[K];
   uint32_t present = 0, remote = 0;  // bit k: operand k exists; a peer has sent it
 
-  PL_FN void set(const Step& s, uint32_t k, uint32_t index, bool exists) {
+  PL_FN void set(const TableStep& s, uint32_t k, uint32_t index, bool exists) {
     item[k] = index;
     present |= uint32_t(exists) << k;
-    remote |= uint32_t(exists && s.a.table.item[index].from < PL_MAX_RANKS) << k;
+    remote |= uint32_t(exists && s.t.item[index].from < PL_MAX_RANKS) << k;
   }
 };
 
@@ -32,7 +32,7 @@ PL_FN uint32_t missing_item(const Operands<K>& o, uint32_t mask) {
 
 // Items item0 .. item0 + items, in order.
 template <uint32_t K>
-PL_FN Operands<K> run_of(const Step& s, uint32_t item0, uint32_t items) {
+PL_FN Operands<K> run_of(const TableStep& s, uint32_t item0, uint32_t items) {
   Operands<K> o;
   PL_EACH
   for (uint32_t k = 0; k < K; ++k) o.set(s, k, item0 + (k < items ? k : 0), k < items);
@@ -44,7 +44,7 @@ PL_FN Operands<K> run_of(const Step& s, uint32_t item0, uint32_t items) {
 // K/2. So one tree that the compiler unrolls serves every number of items; a node without a right half is its left
 // half.
 template <uint32_t K>
-PL_FN Operands<K> balanced(const Step& s, uint32_t item0, uint32_t items) {
+PL_FN Operands<K> balanced(const TableStep& s, uint32_t item0, uint32_t items) {
   Operands<K> o;
   uint32_t next = item0;
   PL_EACH

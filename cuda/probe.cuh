@@ -18,9 +18,9 @@ struct Probe {
   Step s;
   uint32_t wrong;  // a bit per rank whose data were not what it had written
 
-  PL_FN explicit Probe(const pl_probe& probe) : p(probe), s(probe.args, 0, 0), wrong(0) {}
+  PL_FN explicit Probe(const pl_probe& probe) : p(probe), s(probe.step, 0, 0), wrong(0) {}
 
-  PL_FN uint32_t rank() const { return p.args.table.rank; }
+  PL_FN uint32_t rank() const { return p.step.rank; }
   PL_FN uint64_t* flag(uint32_t at, uint32_t kind, uint32_t of) const {
     const uint64_t line = (uint64_t(kind) * PL_MAX_RANKS + of) * PL_PROBE_BLOCKS + dev::block();
     return reinterpret_cast<uint64_t*>(slab(s, at) + p.flags + line * 64);
@@ -82,14 +82,14 @@ PL_FN bool probe_check(const Probe& x, uint32_t at, uint32_t of, uint32_t word0)
 PL_FN void probe_raise(const Probe& x, uint32_t kind, uint32_t mask, uint64_t tag) {
   dev::sync_block();
   PL_ROLL
-  for (uint32_t r = dev::tid(); r < x.p.args.table.n; r += dev::threads())
+  for (uint32_t r = dev::tid(); r < x.p.step.n; r += dev::threads())
     if (mask >> r & 1) dev::flag_release(x.flag(r, kind, x.rank()), tag);
 }
 
 PL_FN bool probe_await(Probe& x, uint32_t kind, uint32_t mask, uint64_t tag) {
   bool ok = true;
   PL_ROLL
-  for (uint32_t r = dev::tid(); r < x.p.args.table.n && ok; r += dev::threads()) {
+  for (uint32_t r = dev::tid(); r < x.p.step.n && ok; r += dev::threads()) {
     if (!(mask >> r & 1)) continue;
     const uint64_t* flag = x.flag(x.rank(), kind, r);
     ok = await(
@@ -106,7 +106,7 @@ PL_FN bool probe_line_up(Probe& x, uint64_t tag) {
   bool ok = true;
   if (dev::tid() == 0) {
     uint32_t* count = reinterpret_cast<uint32_t*>(generation + 1);
-    if (dev::arrive(count)) {
+    if (dev::arrive_in_order(count)) {
       dev::local_store32(count, 0);
       dev::local_release64(generation, tag);
     } else {
@@ -128,7 +128,7 @@ PL_FN void probe_note(const Probe& x, uint32_t round, uint64_t start) {
 // The owner of the memory says when all has arrived, and only then looks at it: the writer's clock stops before.
 PL_FN bool probe_store_round(Probe& x, uint32_t round, uint64_t tag, bool loaded) {
   if (!probe_line_up(x, tag)) return false;
-  const uint32_t n = x.p.args.table.n;
+  const uint32_t n = x.p.step.n;
   const uint64_t start = dev::now_ns();
   PL_ROLL
   for (uint32_t i = 1; i < n && loaded; ++i) {
@@ -152,7 +152,7 @@ PL_FN bool probe_store_round(Probe& x, uint32_t round, uint64_t tag, bool loaded
 // Every owner writes its own slot anew, and the readers check what they load while the clock runs: a few instructions
 // per pack, beside a load from another device.
 PL_FN bool probe_load_round(Probe& x, uint32_t round, uint64_t tag, bool loaded) {
-  const uint32_t n = x.p.args.table.n;
+  const uint32_t n = x.p.step.n;
   if (loaded && x.p.from != 0) probe_store(x, x.rank(), x.rank(), probe_word(tag, x.rank(), x.rank()));
   probe_raise(x, ARRIVED, x.p.from, tag);
   if (!probe_await(x, ARRIVED, x.p.to, tag)) return false;

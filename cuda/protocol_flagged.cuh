@@ -33,8 +33,8 @@ struct Flagged {
 
   // Whether this send moves data. In pull a data slot is written once per step, whoever else is told of it: a second
   // copy could change bytes that the first reader is loading.
-  static PL_FN bool moves_data(const Step& s, uint32_t send) {
-    const pl_table& t = s.a.table;
+  static PL_FN bool moves_data(const TableStep& s, uint32_t send) {
+    const pl_table& t = s.t;
     if (!t.pull) return true;
     PL_ROLL
     for (uint32_t i = 0; i < send; ++i)
@@ -42,35 +42,35 @@ struct Flagged {
     return true;
   }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
-    const uint32_t at = s.a.table.pull ? s.a.table.rank : to.peer;
+  static PL_FN void put(const TableStep& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
+    const uint32_t at = s.t.pull ? s.t.rank : to.peer;
     dev::slab_store(slot_data(s, at, to.data) + span.in_piece * (wide ? 32 : 16), raw,
                     wide ? 2 * span.bytes : span.bytes, wide);
   }
 
   static constexpr uint64_t EPOCH_BITS = (uint64_t(1) << 48) - 1;
-  static PL_FN uint64_t flag_value(const Step& s) { return s.epoch ^ s.a.signature; }
+  static PL_FN uint64_t flag_value(const TableStep& s) { return s.epoch ^ s.a.signature; }
 
   // After all of a chunk's data: one flag per send. On a GPU a release waits for the stores before it, so the chunk's
   // sends share that wait.
-  static PL_FN void publish(const Step& s, const pl_phase& ph, uint64_t chunk) {
+  static PL_FN void publish(const TableStep& s, const pl_phase& ph, uint64_t chunk) {
     dev::sync_block();
     PL_ROLL
     for (uint32_t i = ph.send0 + dev::tid(); i < uint32_t(ph.send0 + ph.sends); i += dev::threads()) {
-      const pl_send& to = s.a.table.send[i];
+      const pl_send& to = s.t.send[i];
       if (!chunk_of(s, to.piece, chunk).empty())
         dev::flag_release(slot_flag(s, to.peer, to.slot, chunk), flag_value(s));
     }
   }
 
   // The same verdict for all threads of the block, because all of them meet at the barrier.
-  static PL_FN bool await_chunk(Step& s, const pl_fold& f, uint64_t chunk) {
+  static PL_FN bool await_chunk(TableStep& s, const pl_fold& f, uint64_t chunk) {
     bool ok = true;
     PL_ROLL
     for (uint32_t i = dev::tid(); ok && i < f.items; i += dev::threads()) {
-      const pl_item& it = s.a.table.item[f.item0 + i];
+      const pl_item& it = s.t.item[f.item0 + i];
       if (it.from >= PL_MAX_RANKS) continue;
-      const char* flag = slot_flag(s, s.a.table.rank, it.slot, chunk);
+      const char* flag = slot_flag(s, s.t.rank, it.slot, chunk);
       uint64_t other = 0;  // in what the flag differs
       // A flag of this step from a rank that makes another call ends the wait too: what is awaited will never come.
       ok = await(
@@ -92,19 +92,19 @@ struct Flagged {
 
   // The data is there once the flag is: one pass, all loads in flight.
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
+  static PL_FN bool gather(TableStep& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) {
       if (!(o.remote >> k & 1)) continue;
-      const pl_item& it = s.a.table.item[o.item[k]];
+      const pl_item& it = s.t.item[o.item[k]];
       const bool wide = WIDE && it.wire_f32;
-      const uint32_t at = s.a.table.pull ? it.from : s.a.table.rank;
+      const uint32_t at = s.t.pull ? it.from : s.t.rank;
       dev::slab_load(raw[k], slot_data(s, at, it.data) + span.in_piece * (wide ? 32 : 16), wide);
     }
     return true;
   }
   template <uint32_t K, bool WIDE>
-  static PL_FN void consumed(const Step&, const Operands<K>&, const Span&) {}
+  static PL_FN void consumed(const TableStep&, const Operands<K>&, const Span&) {}
 };
 
 }  // namespace PL_NAMESPACE

@@ -17,24 +17,44 @@ namespace PL_NAMESPACE {
 struct Ll {
   static constexpr bool BULK = false, WHOLE = true, REARMS = false;
 
-  static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
+  static PL_FN bool moves_data(const TableStep&, uint32_t) { return true; }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
+  static constexpr uint32_t PACK_BYTES = 32;  // of a pack that is not wide, in a slot
+
+  static PL_FN void put(const TableStep& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
+    put_at(s, slot_data(s, to.peer, to.slot) + span.in_piece * (wide ? 64 : 32), span, raw, wide);
+  }
+  static PL_FN void put_at(const Step& s, char* p, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
-    char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 8);
     PL_ROLL
     for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
     for (uint32_t w = 0; w < 8; w += 2)
       if (w < words)
         dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w), tag | raw.word(j * words + w + 1));
   }
-  static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
-  static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
+  static PL_FN void publish(const TableStep&, const pl_phase&, uint64_t) {}
+  static PL_FN bool await_chunk(const TableStep&, const pl_fold&, uint64_t) { return true; }
+
+  // Polls a strip: the data of all words at `p` to `raw`, and whether each has this step's tag.
+  template <bool WIDE>
+  static PL_FN bool arrived_at(const Step& s, const char* p, const Span& span, dev::Raw& raw, bool wide) {
+    const uint32_t words = WIDE && wide ? 8 : 4, tag = uint32_t(s.epoch);
+    raw.own();
+    bool arrived = true;
+    PL_ROLL
+    for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
+    for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2)
+      if (!WIDE || w < words) {
+        const uint32_t at = j * words + w;
+        arrived &= dev::poll_tagged(p + at * 8, raw.words(at), tag);
+      }
+    return arrived;
+  }
+  static PL_FN void rearm_at(char*, const Span&, bool) {}
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
-    const uint32_t tag = uint32_t(s.epoch);
+  static PL_FN bool gather(TableStep& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     uint32_t missing = 0;
     return await(
         s,
@@ -46,26 +66,17 @@ struct Ll {
           for (uint32_t k = 0; k < K; ++k) {
             const bool on = o.remote >> k & 1;
             if (dev::HOST && !on) continue;
-            const pl_item& it = s.a.table.item[o.item[k]];
-            const uint32_t words = WIDE && it.wire_f32 ? 8 : 4;
-            const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 8);
-            raw[k].own();
-            bool arrived = true;
-            PL_ROLL
-            for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
-            for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 2)
-              if (!WIDE || w < words) {
-                const uint32_t at = j * words + w;
-                arrived &= dev::poll_tagged(p + at * 8, raw[k].words(at), tag);
-              }
-            missing |= uint32_t(on && !arrived) << k;
+            const pl_item& it = s.t.item[o.item[k]];
+            const bool wide = WIDE && it.wire_f32;
+            const char* p = slot_data(s, s.t.rank, it.slot) + span.in_piece * (wide ? 64 : 32);
+            missing |= uint32_t(!arrived_at<WIDE>(s, p, span, raw[k], wide) && on) << k;
           }
           return missing == 0;
         },
-        [&] { return uint32_t(s.a.table.item[missing_item(o, missing)].from); });
+        [&] { return uint32_t(s.t.item[missing_item(o, missing)].from); });
   }
   template <uint32_t K, bool WIDE>
-  static PL_FN void consumed(const Step&, const Operands<K>&, const Span&) {}
+  static PL_FN void consumed(const TableStep&, const Operands<K>&, const Span&) {}
 };
 
 }  // namespace PL_NAMESPACE

@@ -27,12 +27,16 @@ struct Sentinel {
   static constexpr bool BULK = false, WHOLE = true, REARMS = true;
   static constexpr uint32_t UNWRITTEN = 0xffffffffu;
 
-  static PL_FN bool moves_data(const Step&, uint32_t) { return true; }
+  static PL_FN bool moves_data(const TableStep&, uint32_t) { return true; }
 
-  static PL_FN void put(const Step& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
+  static constexpr uint32_t PACK_BYTES = 16;  // of a pack that is not wide, in a slot
+
+  static PL_FN void put(const TableStep& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
+    put_at(s, slot_data(s, to.peer, to.slot) + span.in_piece * (wide ? 32 : 16), span, raw, wide);
+  }
+  static PL_FN void put_at(const Step&, char* p, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     const uint32_t other = D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu;
-    char* p = slot_data(s, to.peer, to.slot) + span.in_piece * (words * 4);
     PL_ROLL
     for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
     for (uint32_t w = 0; w < 8; w += 4)
@@ -46,11 +50,34 @@ struct Sentinel {
         dev::post_4x32(p + (j * words + w) * 4, v);
       }
   }
-  static PL_FN void publish(const Step&, const pl_phase&, uint64_t) {}
-  static PL_FN bool await_chunk(const Step&, const pl_fold&, uint64_t) { return true; }
+  static PL_FN void publish(const TableStep&, const pl_phase&, uint64_t) {}
+  static PL_FN bool await_chunk(const TableStep&, const pl_fold&, uint64_t) { return true; }
+
+  // Polls a strip: all words at `p` to `raw`, and whether each has been written.
+  template <bool WIDE>
+  static PL_FN bool arrived_at(const Step&, const char* p, const Span& span, dev::Raw& raw, bool wide) {
+    const uint32_t words = WIDE && wide ? 8 : 4;
+    raw.own();
+    bool unwritten = false;
+    PL_ROLL
+    for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
+    for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4)
+      if (!WIDE || w < words) {
+        uint32_t* to = raw.words(j * words + w);
+        dev::poll_4x32(p + (j * words + w) * 4, to);
+        PL_EACH
+        for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
+      }
+    return !unwritten;
+  }
+  static PL_FN void rearm_at(char* p, const Span& span, bool wide) {
+    const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
+    PL_ROLL
+    for (uint32_t at = 0; at < span.packs * (wide ? 32 : 16); at += 16) dev::post_4x32(p + at, armed);
+  }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN bool gather(Step& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
+  static PL_FN bool gather(TableStep& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {
     uint32_t missing = 0;
     return await(
         s,
@@ -60,38 +87,24 @@ struct Sentinel {
           for (uint32_t k = 0; k < K; ++k) {  // absent operands: see protocol_ll.cuh
             const bool on = o.remote >> k & 1;
             if (dev::HOST && !on) continue;
-            const pl_item& it = s.a.table.item[o.item[k]];
-            const uint32_t words = WIDE && it.wire_f32 ? 8 : 4;
-            const char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * (words * 4);
-            raw[k].own();
-            bool unwritten = false;
-            PL_ROLL
-            for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
-            for (uint32_t w = 0; w < (WIDE ? 8 : 4); w += 4)
-              if (!WIDE || w < words) {
-                uint32_t* to = raw[k].words(j * words + w);
-                dev::poll_4x32(p + (j * words + w) * 4, to);
-                PL_EACH
-                for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
-              }
-            missing |= uint32_t(on && unwritten) << k;
+            const pl_item& it = s.t.item[o.item[k]];
+            const bool wide = WIDE && it.wire_f32;
+            const char* p = slot_data(s, s.t.rank, it.slot) + span.in_piece * (wide ? 32 : 16);
+            missing |= uint32_t(!arrived_at<WIDE>(s, p, span, raw[k], wide) && on) << k;
           }
           return missing == 0;
         },
-        [&] { return uint32_t(s.a.table.item[missing_item(o, missing)].from); });
+        [&] { return uint32_t(s.t.item[missing_item(o, missing)].from); });
   }
 
   template <uint32_t K, bool WIDE>
-  static PL_FN void consumed(const Step& s, const Operands<K>& o, const Span& span) {
-    const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
+  static PL_FN void consumed(const TableStep& s, const Operands<K>& o, const Span& span) {
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) {
       if (!(o.remote >> k & 1)) continue;
-      const pl_item& it = s.a.table.item[o.item[k]];
-      const uint32_t bytes = WIDE && it.wire_f32 ? 32 : 16;
-      char* p = slot_data(s, s.a.table.rank, it.slot) + span.in_piece * bytes;
-      PL_ROLL
-      for (uint32_t at = 0; at < span.packs * bytes; at += 16) dev::post_4x32(p + at, armed);
+      const pl_item& it = s.t.item[o.item[k]];
+      const bool wide = WIDE && it.wire_f32;
+      rearm_at(slot_data(s, s.t.rank, it.slot) + span.in_piece * (wide ? 32 : 16), span, wide);
     }
   }
 };

@@ -25,13 +25,12 @@ PL_FN pl_call* call_slot(const Step& s, uint32_t at, uint32_t of) {
 // for packs that nobody sends, or add elements of one call to those of another. Two halves are enough for the same
 // reason as for data: this exchange too needs every rank, so finishing step k+1 proves that all have read step k's.
 PL_FN bool exchange_calls(Step& s) {
-  const pl_table& t = s.a.table;
   const uint64_t types = uint64_t(s.a.dtype) | uint64_t(s.a.op) << 32;
   const uint64_t path = uint64_t(s.a.algo) | uint64_t(s.a.proto) << 32;
   PL_ROLL
-  for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
-    if (p == t.rank || s.a.base[p] == 0) continue;
-    pl_call* c = call_slot(s, p, t.rank);
+  for (uint32_t p = dev::tid(); p < s.a.n; p += dev::threads()) {
+    if (p == s.a.rank || s.a.base[p] == 0) continue;
+    pl_call* c = call_slot(s, p, s.a.rank);
     dev::post_64(&c->count, s.a.count);
     dev::post_64(&c->dtype, types);
     dev::post_64(&c->algo, path);
@@ -40,9 +39,9 @@ PL_FN bool exchange_calls(Step& s) {
     dev::flag_release(&c->tag, s.epoch);
   }
   PL_ROLL
-  for (uint32_t p = dev::tid(); p < t.n; p += dev::threads()) {
-    if (p == t.rank || s.a.base[p] == 0) continue;
-    const pl_call* c = call_slot(s, t.rank, p);
+  for (uint32_t p = dev::tid(); p < s.a.n; p += dev::threads()) {
+    if (p == s.a.rank || s.a.base[p] == 0) continue;
+    const pl_call* c = call_slot(s, s.a.rank, p);
     if (!await(
             s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))
       return false;
@@ -64,23 +63,50 @@ PL_FN bool exchange_calls(Step& s) {
   return true;
 }
 
+// Under PEERLANE_CHECK: whether all ranks make the same call, the same verdict for all threads of a block.
+PL_FN bool may_run(Step& s) {
+  if (!s.a.check) return true;
+  const bool ok = dev::block() != 0 || exchange_calls(s);
+  return !dev::any_in_block(!ok);
+}
+
+// Of the channel's word.
+constexpr uint64_t TURN_ID_MASK = (uint64_t(1) << PL_TURN_ID_BITS) - 1;
+
+// An id that launches in flight together do not share: they would have to be 65535 apart. 0 means idle.
+PL_FN uint64_t turn_id(const pl_step& a) { return dev::launch_id(a) % TURN_ID_MASK + 1; }
+
 enum class Entry : uint32_t { Run, Refused };
 
-// Every block enters here. The sticky word comes first: a replay after abort or destroy touches nothing.
-// Then the owner word: the first block of a launch claims the channel, the others find their own id. A block that finds
-// another id never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it makes
-// the error sticky on all ranks, and the launch it met finds that at its next look. The epoch is read from the channel,
-// once per block, and only the last block advances it, after all have read it.
+// Every block enters here. The sticky word comes first: a replay after abort or destroy sends nothing.
+//
+// One atomic OR both claims the channel and reads the epoch: a second round trip to memory would be paid by every step.
+// The first block of a launch finds no id and leaves its own, the others find their own. A block that finds another id
+// never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it makes the error
+// sticky on all ranks, and the launch it met finds that at its next look. Of two ids that met, the bits of both stand
+// there: no third launch is let in by them, since the sticky word is set by then.
+//
+// The epoch and the id are one word, so that a launch cannot find the channel idle and yet read the epoch of the step
+// before. Only the last block of a step advances it, after all have read it.
+//
+// On a GPU the word carries no order for other memory. It need not: the launches of a channel are in stream order, and
+// a launch sees what kernels before it did. Launches without order that happen not to overlap still get consecutive
+// epochs from it; those that do overlap are refused here. On a CPU a step begins with an acquire and ends with a
+// release of it.
 PL_FN Entry begin(Step& s) {
   uint64_t epoch = 0;
-  if (dev::tid() == 0 && dev::local_load32(&s.a.state->abort) == PL_REASON_NONE) {
-    const uint64_t id = dev::launch_id(s.a);
-    const uint64_t owner = dev::claim(&s.a.channel->owner, id);
-    epoch = valid_epoch(dev::local_load64(&s.a.channel->epoch));
-    if (owner != 0 && owner != id) {
+  if (dev::tid() == 0) {
+    const uint32_t abort = dev::local_load32(&s.a.state->abort);
+    const uint64_t id = turn_id(s.a);
+    const uint64_t turn = dev::enter(&s.a.channel->turn, id);
+    epoch = valid_epoch(turn >> PL_TURN_ID_BITS);
+    const uint64_t owner = turn & TURN_ID_MASK;
+    if (abort != PL_REASON_NONE) {
+      epoch = 0;
+    } else if (owner != 0 && owner != id) {
       s.epoch = epoch;
       s.reason = PL_REASON_CONCURRENT;
-      s.peer = s.a.table.rank;
+      s.peer = s.a.rank;
       give_up(s);
       epoch = 0;
     }
@@ -111,7 +137,7 @@ static_assert(CLEAR_AT > 1 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur 
 PL_FN void clear_old_tags(const Step& s) {
   if ((s.epoch & (CLEAR_PERIOD - 1)) < CLEAR_AT || dev::block() != 0) return;
   const pl_geometry& g = s.a.geo;
-  char* half = slab(s, s.a.table.rank) + g.ll + (~s.epoch & 1) * g.ll_half_bytes;
+  char* half = slab(s, s.a.rank) + g.ll + (~s.epoch & 1) * g.ll_half_bytes;
   PL_ROLL
   for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.ll_half_bytes; at += uint64_t(dev::threads()) * 16)
     dev::post_2x64(half + at, 0, 0);
@@ -121,65 +147,67 @@ PL_FN void clear_old_tags(const Step& s) {
 }
 
 template <class D>
+PL_FN void fill_span(const Step& s, const Span& span) {
+  const uint32_t n = extent<D>(span);
+  PL_ROLL
+  for (uint32_t k = 0; k < (s.rows ? 2 : 1); ++k) {  // rows have two outputs
+    char* to = k == 0 ? output_at(s, span.in_tile) : residual_out_at(s, span.in_tile);
+    dev::Out<typename D::T> out(to, span.bytes);
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, D::FAILED);
+    out.flush();
+  }
+}
+
+template <class D>
 PL_FN void fill_range(const Step& s, const Range& r) {
   each_span<D>(s, r, dev::STRIP, [&](const Span& span) {
-    const uint32_t n = extent<D>(span);
-    PL_ROLL
-    for (uint32_t k = 0; k < (s.rows ? 2 : 1); ++k) {  // rows have two outputs
-      char* to = k == 0 ? output_at(s, span.in_tile) : residual_out_at(s, span.in_tile);
-      dev::Out<typename D::T> out(to, span.bytes);
-      PL_UNROLL
-      for (uint32_t i = 0; i < n; ++i) out.set(i, D::FAILED);
-      out.flush();
-    }
+    fill_span<D>(s, span);
     return true;
   });
 }
 
-// NaN (integers: zero) over the packs of this block. Not over more: where an output is the input another block may
-// still be sending from there, and its peers would take the fill for data.
-template <class D>
-PL_FN void fill_own(const Step& s) {
-  PL_ROLL
-  for (uint32_t p = 0; p < s.a.table.pieces; ++p) PL_ROLL
-  for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) fill_range<D>(s, chunk_of(s, p, c));
-}
-
-// Every block that began ends here, with its own verdict. The last one fills the whole output if any block failed (all
-// others are done, so nobody reads it any more), or else advances the epoch; a failed step advances nothing, and the
-// sticky word keeps every later launch from using the channel.
-template <class D>
-PL_FN void end(Step& s, bool ok, bool rearmed) {
+// Every block that began ends here, with its own verdict. The last one advances the epoch, or if any block failed fills
+// the whole output; a failed step advances nothing, and the sticky word keeps every later launch from using the
+// channel.
+//
+// `fill_own()` writes NaN (integers: zero) over the packs of this block. Not over more: where an output is the input
+// another block may still be sending from there, and its peers would take the fill for data.
+//
+// On a GPU counting the blocks carries no order either. The count and the failures are one word, so the last block
+// knows of each. What a block that succeeded wrote into the output may land after the fill of the last one: then a few
+// sums of a failed step are there, and they are right. The next launch is behind the end of this kernel.
+template <class D, class Fill>
+PL_FN void end(Step& s, bool ok, bool rearmed, Fill fill_own) {
   if (!ok) give_up(s);
-  const bool failed = dev::any_in_block(!ok);
-  if (failed) fill_own<D>(s);
+  const bool failed = dev::any_in_block(!ok);  // all threads of the block are done with the channel's data
+  if (failed) fill_own();
   // Words that this rank has re-armed in host memory travel there as posted writes, which nothing orders with a peer's
   // next write to the same word from another device. Without the fence a late re-arm could erase data: a hang.
   // On a CPU every step ends with a fence: a slot that this step has read with plain loads may be overwritten in step
   // k+2 by a writer that has heard of our progress through relaxed words alone (a step k+1 of ll or sentinel). The
   // fence here and the one that the writer executed at the end of its step k+1 order our loads before its stores. On a
   // GPU the end of the kernel does that.
-  if (dev::HOST || (rearmed && s.a.host_staged)) dev::fence_system();
-  dev::sync_block();
-  uint64_t last = 0;
+  if (failed || dev::HOST || (rearmed && s.a.host_staged)) {
+    dev::fence_system();
+    dev::sync_block();
+  }
+  bool fill_all = false;
   if (dev::tid() == 0) {
-    if (failed) dev::local_store32(&s.a.channel->failed, 1);
-    if (dev::arrive(&s.a.channel->arrived)) last = dev::local_load32(&s.a.channel->failed) ? 2 : 1;
+    uint32_t failures = failed;
+    if (dev::arrive(&s.a.channel->arrived, failures)) {
+      const uint64_t next = failures ? s.epoch : next_epoch(s.epoch);
+      if (dev::blocks() > 1) dev::local_store32(&s.a.channel->arrived, 0);
+      dev::leave(&s.a.channel->turn, next << PL_TURN_ID_BITS);
+      fill_all = failures != 0;
+    }
   }
-  last = dev::share(last);
-  if (last == 0) return;
-  if (last == 2 && dev::blocks() > 1) {
-    Range all;
-    all.piece0 = all.first = 0;
-    all.last = s.rows ? s.rows * s.packs : s.packs;
-    fill_range<D>(s, all);
-  }
-  if (dev::tid() == 0) {
-    if (last == 1) dev::local_store64(&s.a.channel->epoch, next_epoch(s.epoch));
-    dev::local_store32(&s.a.channel->arrived, 0);
-    // A release: the next owner of the channel reads the epoch after it claims this word.
-    dev::local_release64(&s.a.channel->owner, 0);
-  }
+  // A lone block has filled what there is.
+  if (dev::blocks() == 1 || !dev::any_in_block(fill_all)) return;
+  Range all;
+  all.piece0 = all.first = 0;
+  all.last = s.rows ? s.rows * s.packs : s.packs;
+  fill_range<D>(s, all);
 }
 
 }  // namespace PL_NAMESPACE

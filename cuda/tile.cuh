@@ -8,34 +8,42 @@ namespace PL_NAMESPACE {
 
 // One launch on one thread: constants, and why it gave up if it did.
 struct Step {
-  const pl_args& a;
+  const pl_step& a;
   uint64_t epoch;
   uint64_t packs;    // of the tile
   uint64_t rows;     // tiles of the step if they are rows; 0: the tile is the whole message
-  uint64_t chunks;   // an upper bound of the chunks of any piece
-  uint64_t whole;    // packs / cut_den
-  uint32_t rest;     // packs % cut_den
-  uint32_t phase;    // of the table, for the record
+  uint32_t phase;    // for the record
   uint32_t reason;   // this thread's own verdict; 0: none, or it only follows somebody else's
   uint32_t peer;     // whom the verdict is about
   uint32_t differs;  // of a mismatch: a bit per field, see step.cuh
 
-  PL_FN Step(const pl_args& args, uint64_t tile_packs, uint64_t tile_rows)
-      : a(args), epoch(0), packs(tile_packs), rows(tile_rows), phase(0), reason(0), peer(0), differs(0) {
-    whole = packs / a.table.cut_den;
-    rest = uint32_t(packs % a.table.cut_den);
+  PL_FN Step(const pl_step& args, uint64_t tile_packs, uint64_t tile_rows)
+      : a(args), epoch(0), packs(tile_packs), rows(tile_rows), phase(0), reason(0), peer(0), differs(0) {}
+};
+
+// A step that walks a table.
+struct TableStep : Step {
+  const pl_table& t;
+  uint64_t chunks;  // an upper bound of the chunks of any piece
+  uint64_t whole;   // packs / cut_den
+  uint32_t rest;    // packs % cut_den
+
+  PL_FN TableStep(const pl_args& args, uint64_t tile_packs, uint64_t tile_rows)
+      : Step(args.step, tile_packs, tile_rows), t(args.table) {
+    whole = packs / t.cut_den;
+    rest = uint32_t(packs % t.cut_den);
     if (rows) {
       chunks = rows;
       return;
     }
     uint32_t widest = 0;
     PL_ROLL
-    for (uint32_t p = 0; p < a.table.pieces; ++p) {
-      const uint32_t w = a.table.cut_num[p + 1] - a.table.cut_num[p];
+    for (uint32_t p = 0; p < t.pieces; ++p) {
+      const uint32_t w = t.cut_num[p + 1] - t.cut_num[p];
       widest = w > widest ? w : widest;
     }
     // The floors in a piece's two cuts change its size by less than one pack.
-    chunks = packs * widest / a.table.cut_den / a.chunk_packs + 1;
+    chunks = packs * widest / t.cut_den / a.chunk_packs + 1;
   }
 };
 
@@ -53,12 +61,12 @@ struct Span {
 
 // packs * cut_num / cut_den, as whole * cut_num + rest * cut_num / cut_den: the same integer, and the division has 32
 // bits (both factors are below 2^16). A 64-bit division is a hundred instructions, and a phase needs several.
-PL_FN uint64_t cut(const Step& s, uint32_t p) {
-  const uint32_t num = s.a.table.cut_num[p];
-  return s.whole * num + s.rest * num / s.a.table.cut_den;
+PL_FN uint64_t cut(const TableStep& s, uint32_t p) {
+  const uint32_t num = s.t.cut_num[p];
+  return s.whole * num + s.rest * num / s.t.cut_den;
 }
 
-PL_FN Range chunk_of(const Step& s, uint32_t piece, uint64_t chunk) {
+PL_FN Range chunk_of(const TableStep& s, uint32_t piece, uint64_t chunk) {
   Range r;
   if (s.rows) {
     // Chunk k is all that the piece has of row k. A slot holds the piece's packs of one row after another; in the

@@ -51,11 +51,10 @@ static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes las
 
 // The first peer with a record in this rank's slab, or n.
 PL_FN uint32_t who_gave_up(const Step& s) {
-  const pl_table& t = s.a.table;
   PL_ROLL
-  for (uint32_t p = 0; p < t.n; ++p)
-    if (p != t.rank && dev::flag_acquire(record_slot(s, t.rank, p) + offsetof(pl_record, valid)) == 1) return p;
-  return t.n;
+  for (uint32_t p = 0; p < s.a.n; ++p)
+    if (p != s.a.rank && dev::flag_acquire(record_slot(s, s.a.rank, p) + offsetof(pl_record, valid)) == 1) return p;
+  return s.a.n;
 }
 
 // Writes the sticky state, once: the first reason stays. The claim of `abort` decides among threads, blocks and the
@@ -84,7 +83,7 @@ PL_FN Look look(const Step& s, uint64_t& start, uint32_t spins) {
     const Look said = host_look(s);
     if (said != Look::KeepWaiting) return said;
   }
-  if (who_gave_up(s) < s.a.table.n) return Look::Stop;
+  if (who_gave_up(s) < s.a.n) return Look::Stop;
   const uint64_t now = dev::now_ns();
   if (start == 0) {
     start = now;
@@ -124,11 +123,10 @@ PL_FN bool await(Step& s, Poll poll, Peer peer) {
 // This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it
 // has mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
 PL_FN void give_up(Step& s) {
-  const pl_table& t = s.a.table;
   if (s.reason == PL_REASON_NONE) {
     const uint32_t p = who_gave_up(s);
-    if (p == t.n) return;  // this rank's abort word was set already
-    const char* from = record_slot(s, t.rank, p);
+    if (p == s.a.n) return;  // this rank's abort word was set already
+    const char* from = record_slot(s, s.a.rank, p);
     if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
     PL_ROLL
     for (uint32_t k = 0; k < 2; ++k) {
@@ -143,7 +141,7 @@ PL_FN void give_up(Step& s) {
   if (!claim_state(s, s.reason)) return;
   pl_record r;
   r.reason = s.reason;
-  r.rank = t.rank;
+  r.rank = s.a.rank;
   r.peer = s.peer;
   r.phase = s.reason == PL_REASON_MISMATCH ? s.differs : s.phase;
   r.step = s.epoch;
@@ -152,7 +150,7 @@ PL_FN void give_up(Step& s) {
   r.count = s.a.count;
   if (s.reason == PL_REASON_MISMATCH && s.differs != DIFFERS_SIGNATURE) {
     const pl_call* theirs =
-        reinterpret_cast<const pl_call*>(slab(s, t.rank) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + s.peer;
+        reinterpret_cast<const pl_call*>(slab(s, s.a.rank) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + s.peer;
     const uint64_t types = dev::poll_64(&theirs->dtype);
     r.count = dev::poll_64(&theirs->count);
     r.dtype = uint32_t(types);
@@ -161,11 +159,11 @@ PL_FN void give_up(Step& s) {
   // Element sizes by number of the type, a hex digit each: an array would be copied to the stack of every thread.
   r.bytes = s.a.count * ((0x2842884411ull >> (4 * s.a.dtype)) & 15);
   PL_ROLL
-  for (uint32_t p = 0; p < t.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
-    if (p == t.rank || (p < t.n && s.a.base[p] == 0) || (p > t.n && s.a.report == nullptr)) continue;
-    char* to = p < t.n    ? record_slot(s, p, t.rank)
-               : p == t.n ? reinterpret_cast<char*>(&s.a.state->record)
-                          : reinterpret_cast<char*>(&s.a.report->record);
+  for (uint32_t p = 0; p < s.a.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
+    if (p == s.a.rank || (p < s.a.n && s.a.base[p] == 0) || (p > s.a.n && s.a.report == nullptr)) continue;
+    char* to = p < s.a.n    ? record_slot(s, p, s.a.rank)
+               : p == s.a.n ? reinterpret_cast<char*>(&s.a.state->record)
+                            : reinterpret_cast<char*>(&s.a.report->record);
     PL_ROLL
     for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.

@@ -10,7 +10,9 @@ pub const PL_MAX_SENDS: u32 = 72;
 pub const PL_MAX_ITEMS: u32 = 240;
 pub const PL_MAX_FOLDS: u32 = 54;
 pub const PL_PACK_BYTES: u32 = 16;
+pub const PL_TURN_ID_BITS: u32 = 16;
 pub const PL_FOLD_STACK: u32 = 5;
+pub const PL_UNROLLED_PHASES: u32 = 2;
 pub const PL_PROBE_BLOCKS: u32 = 16;
 pub const PL_PROBE_FLAGS: u32 = 3;
 pub const PL_I8: pl_dtype = 0;
@@ -257,19 +259,18 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_channel {
-    pub epoch: u64,
-    pub owner: u64,
+    pub turn: u64,
     pub arrived: u32,
-    pub failed: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_channel"][::std::mem::size_of::<pl_channel>() - 24usize];
+    ["Size of pl_channel"][::std::mem::size_of::<pl_channel>() - 16usize];
     ["Alignment of pl_channel"][::std::mem::align_of::<pl_channel>() - 8usize];
-    ["Offset of field: pl_channel::epoch"][::std::mem::offset_of!(pl_channel, epoch) - 0usize];
-    ["Offset of field: pl_channel::owner"][::std::mem::offset_of!(pl_channel, owner) - 8usize];
-    ["Offset of field: pl_channel::arrived"][::std::mem::offset_of!(pl_channel, arrived) - 16usize];
-    ["Offset of field: pl_channel::failed"][::std::mem::offset_of!(pl_channel, failed) - 20usize];
+    ["Offset of field: pl_channel::turn"][::std::mem::offset_of!(pl_channel, turn) - 0usize];
+    ["Offset of field: pl_channel::arrived"][::std::mem::offset_of!(pl_channel, arrived) - 8usize];
+    ["Offset of field: pl_channel::reserved"]
+        [::std::mem::offset_of!(pl_channel, reserved) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -311,8 +312,7 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct pl_args {
-    pub table: pl_table,
+pub struct pl_step {
     pub geo: pl_geometry,
     pub base: [u64; 16usize],
     pub state: *mut pl_state,
@@ -326,6 +326,8 @@ pub struct pl_args {
     pub launch: u64,
     pub call: u64,
     pub signature: u64,
+    pub n: u32,
+    pub rank: u32,
     pub dtype: u32,
     pub op: u32,
     pub proto: u32,
@@ -344,42 +346,321 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2528usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 384usize];
+    ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
+    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 0usize];
+    ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 80usize];
+    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 208usize];
+    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 216usize];
+    ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 224usize];
+    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 232usize];
+    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 240usize];
+    ["Offset of field: pl_step::partial"][::std::mem::offset_of!(pl_step, partial) - 248usize];
+    ["Offset of field: pl_step::count"][::std::mem::offset_of!(pl_step, count) - 256usize];
+    ["Offset of field: pl_step::deadline_ns"]
+        [::std::mem::offset_of!(pl_step, deadline_ns) - 264usize];
+    ["Offset of field: pl_step::launch"][::std::mem::offset_of!(pl_step, launch) - 272usize];
+    ["Offset of field: pl_step::call"][::std::mem::offset_of!(pl_step, call) - 280usize];
+    ["Offset of field: pl_step::signature"][::std::mem::offset_of!(pl_step, signature) - 288usize];
+    ["Offset of field: pl_step::n"][::std::mem::offset_of!(pl_step, n) - 296usize];
+    ["Offset of field: pl_step::rank"][::std::mem::offset_of!(pl_step, rank) - 300usize];
+    ["Offset of field: pl_step::dtype"][::std::mem::offset_of!(pl_step, dtype) - 304usize];
+    ["Offset of field: pl_step::op"][::std::mem::offset_of!(pl_step, op) - 308usize];
+    ["Offset of field: pl_step::proto"][::std::mem::offset_of!(pl_step, proto) - 312usize];
+    ["Offset of field: pl_step::algo"][::std::mem::offset_of!(pl_step, algo) - 316usize];
+    ["Offset of field: pl_step::chunk_packs"]
+        [::std::mem::offset_of!(pl_step, chunk_packs) - 320usize];
+    ["Offset of field: pl_step::check"][::std::mem::offset_of!(pl_step, check) - 324usize];
+    ["Offset of field: pl_step::yield_"][::std::mem::offset_of!(pl_step, yield_) - 328usize];
+    ["Offset of field: pl_step::host_staged"]
+        [::std::mem::offset_of!(pl_step, host_staged) - 332usize];
+    ["Offset of field: pl_step::rows"][::std::mem::offset_of!(pl_step, rows) - 336usize];
+    ["Offset of field: pl_step::width"][::std::mem::offset_of!(pl_step, width) - 344usize];
+    ["Offset of field: pl_step::residual"][::std::mem::offset_of!(pl_step, residual) - 352usize];
+    ["Offset of field: pl_step::gamma"][::std::mem::offset_of!(pl_step, gamma) - 360usize];
+    ["Offset of field: pl_step::residual_out"]
+        [::std::mem::offset_of!(pl_step, residual_out) - 368usize];
+    ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 376usize];
+    ["Offset of field: pl_step::weight_bias"]
+        [::std::mem::offset_of!(pl_step, weight_bias) - 380usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_args {
+    pub step: pl_step,
+    pub table: pl_table,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2536usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
-    ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
-    ["Offset of field: pl_args::base"][::std::mem::offset_of!(pl_args, base) - 2232usize];
-    ["Offset of field: pl_args::state"][::std::mem::offset_of!(pl_args, state) - 2360usize];
-    ["Offset of field: pl_args::channel"][::std::mem::offset_of!(pl_args, channel) - 2368usize];
-    ["Offset of field: pl_args::report"][::std::mem::offset_of!(pl_args, report) - 2376usize];
-    ["Offset of field: pl_args::input"][::std::mem::offset_of!(pl_args, input) - 2384usize];
-    ["Offset of field: pl_args::output"][::std::mem::offset_of!(pl_args, output) - 2392usize];
-    ["Offset of field: pl_args::partial"][::std::mem::offset_of!(pl_args, partial) - 2400usize];
-    ["Offset of field: pl_args::count"][::std::mem::offset_of!(pl_args, count) - 2408usize];
-    ["Offset of field: pl_args::deadline_ns"]
-        [::std::mem::offset_of!(pl_args, deadline_ns) - 2416usize];
-    ["Offset of field: pl_args::launch"][::std::mem::offset_of!(pl_args, launch) - 2424usize];
-    ["Offset of field: pl_args::call"][::std::mem::offset_of!(pl_args, call) - 2432usize];
-    ["Offset of field: pl_args::signature"][::std::mem::offset_of!(pl_args, signature) - 2440usize];
-    ["Offset of field: pl_args::dtype"][::std::mem::offset_of!(pl_args, dtype) - 2448usize];
-    ["Offset of field: pl_args::op"][::std::mem::offset_of!(pl_args, op) - 2452usize];
-    ["Offset of field: pl_args::proto"][::std::mem::offset_of!(pl_args, proto) - 2456usize];
-    ["Offset of field: pl_args::algo"][::std::mem::offset_of!(pl_args, algo) - 2460usize];
-    ["Offset of field: pl_args::chunk_packs"]
-        [::std::mem::offset_of!(pl_args, chunk_packs) - 2464usize];
-    ["Offset of field: pl_args::check"][::std::mem::offset_of!(pl_args, check) - 2468usize];
-    ["Offset of field: pl_args::yield_"][::std::mem::offset_of!(pl_args, yield_) - 2472usize];
-    ["Offset of field: pl_args::host_staged"]
-        [::std::mem::offset_of!(pl_args, host_staged) - 2476usize];
-    ["Offset of field: pl_args::rows"][::std::mem::offset_of!(pl_args, rows) - 2480usize];
-    ["Offset of field: pl_args::width"][::std::mem::offset_of!(pl_args, width) - 2488usize];
-    ["Offset of field: pl_args::residual"][::std::mem::offset_of!(pl_args, residual) - 2496usize];
-    ["Offset of field: pl_args::gamma"][::std::mem::offset_of!(pl_args, gamma) - 2504usize];
-    ["Offset of field: pl_args::residual_out"]
-        [::std::mem::offset_of!(pl_args, residual_out) - 2512usize];
-    ["Offset of field: pl_args::eps"][::std::mem::offset_of!(pl_args, eps) - 2520usize];
-    ["Offset of field: pl_args::weight_bias"]
-        [::std::mem::offset_of!(pl_args, weight_bias) - 2524usize];
+    ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 384usize];
+};
+pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
+pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
+pub const PL_FOLD_COPIES: pl_unrolled_fold = 2;
+pub type pl_unrolled_fold = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_phase_1 {
+    pub to: [u64; 1usize],
+    pub at: [u64; 2usize],
+    pub send_first: [u32; 1usize],
+    pub send_packs: [u32; 1usize],
+    pub item_first: [u32; 2usize],
+    pub item_packs: [u32; 2usize],
+    pub fold: u32,
+    pub present: u32,
+    pub remote: u32,
+    pub one_source: u8,
+    pub result: u8,
+    pub from: [u8; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_phase_1"][::std::mem::size_of::<pl_unrolled_phase_1>() - 64usize];
+    ["Alignment of pl_unrolled_phase_1"][::std::mem::align_of::<pl_unrolled_phase_1>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_1::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, to) - 0usize];
+    ["Offset of field: pl_unrolled_phase_1::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, at) - 8usize];
+    ["Offset of field: pl_unrolled_phase_1::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_first) - 24usize];
+    ["Offset of field: pl_unrolled_phase_1::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_packs) - 28usize];
+    ["Offset of field: pl_unrolled_phase_1::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, item_first) - 32usize];
+    ["Offset of field: pl_unrolled_phase_1::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, item_packs) - 40usize];
+    ["Offset of field: pl_unrolled_phase_1::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, fold) - 48usize];
+    ["Offset of field: pl_unrolled_phase_1::present"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, present) - 52usize];
+    ["Offset of field: pl_unrolled_phase_1::remote"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, remote) - 56usize];
+    ["Offset of field: pl_unrolled_phase_1::one_source"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, one_source) - 60usize];
+    ["Offset of field: pl_unrolled_phase_1::result"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, result) - 61usize];
+    ["Offset of field: pl_unrolled_phase_1::from"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, from) - 62usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_1 {
+    pub step: pl_step,
+    pub phases: u32,
+    pub widest: u32,
+    pub phase: [pl_unrolled_phase_1; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 520usize];
+    ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
+    ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
+    ["Offset of field: pl_unrolled_1::phases"]
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 384usize];
+    ["Offset of field: pl_unrolled_1::widest"]
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 388usize];
+    ["Offset of field: pl_unrolled_1::phase"]
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 392usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_phase_3 {
+    pub to: [u64; 3usize],
+    pub at: [u64; 4usize],
+    pub send_first: [u32; 3usize],
+    pub send_packs: [u32; 3usize],
+    pub item_first: [u32; 4usize],
+    pub item_packs: [u32; 4usize],
+    pub fold: u32,
+    pub present: u32,
+    pub remote: u32,
+    pub one_source: u8,
+    pub result: u8,
+    pub from: [u8; 4usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_phase_3"][::std::mem::size_of::<pl_unrolled_phase_3>() - 136usize];
+    ["Alignment of pl_unrolled_phase_3"][::std::mem::align_of::<pl_unrolled_phase_3>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_3::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, to) - 0usize];
+    ["Offset of field: pl_unrolled_phase_3::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, at) - 24usize];
+    ["Offset of field: pl_unrolled_phase_3::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_first) - 56usize];
+    ["Offset of field: pl_unrolled_phase_3::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_packs) - 68usize];
+    ["Offset of field: pl_unrolled_phase_3::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, item_first) - 80usize];
+    ["Offset of field: pl_unrolled_phase_3::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, item_packs) - 96usize];
+    ["Offset of field: pl_unrolled_phase_3::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, fold) - 112usize];
+    ["Offset of field: pl_unrolled_phase_3::present"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, present) - 116usize];
+    ["Offset of field: pl_unrolled_phase_3::remote"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, remote) - 120usize];
+    ["Offset of field: pl_unrolled_phase_3::one_source"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, one_source) - 124usize];
+    ["Offset of field: pl_unrolled_phase_3::result"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, result) - 125usize];
+    ["Offset of field: pl_unrolled_phase_3::from"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, from) - 126usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_3 {
+    pub step: pl_step,
+    pub phases: u32,
+    pub widest: u32,
+    pub phase: [pl_unrolled_phase_3; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 664usize];
+    ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
+    ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
+    ["Offset of field: pl_unrolled_3::phases"]
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 384usize];
+    ["Offset of field: pl_unrolled_3::widest"]
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 388usize];
+    ["Offset of field: pl_unrolled_3::phase"]
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 392usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_phase_7 {
+    pub to: [u64; 7usize],
+    pub at: [u64; 8usize],
+    pub send_first: [u32; 7usize],
+    pub send_packs: [u32; 7usize],
+    pub item_first: [u32; 8usize],
+    pub item_packs: [u32; 8usize],
+    pub fold: u32,
+    pub present: u32,
+    pub remote: u32,
+    pub one_source: u8,
+    pub result: u8,
+    pub from: [u8; 8usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_phase_7"][::std::mem::size_of::<pl_unrolled_phase_7>() - 264usize];
+    ["Alignment of pl_unrolled_phase_7"][::std::mem::align_of::<pl_unrolled_phase_7>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_7::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, to) - 0usize];
+    ["Offset of field: pl_unrolled_phase_7::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, at) - 56usize];
+    ["Offset of field: pl_unrolled_phase_7::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_first) - 120usize];
+    ["Offset of field: pl_unrolled_phase_7::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_packs) - 148usize];
+    ["Offset of field: pl_unrolled_phase_7::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, item_first) - 176usize];
+    ["Offset of field: pl_unrolled_phase_7::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, item_packs) - 208usize];
+    ["Offset of field: pl_unrolled_phase_7::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, fold) - 240usize];
+    ["Offset of field: pl_unrolled_phase_7::present"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, present) - 244usize];
+    ["Offset of field: pl_unrolled_phase_7::remote"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, remote) - 248usize];
+    ["Offset of field: pl_unrolled_phase_7::one_source"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, one_source) - 252usize];
+    ["Offset of field: pl_unrolled_phase_7::result"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, result) - 253usize];
+    ["Offset of field: pl_unrolled_phase_7::from"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, from) - 254usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_7 {
+    pub step: pl_step,
+    pub phases: u32,
+    pub widest: u32,
+    pub phase: [pl_unrolled_phase_7; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 920usize];
+    ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
+    ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
+    ["Offset of field: pl_unrolled_7::phases"]
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 384usize];
+    ["Offset of field: pl_unrolled_7::widest"]
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 388usize];
+    ["Offset of field: pl_unrolled_7::phase"]
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 392usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_phase_15 {
+    pub to: [u64; 15usize],
+    pub at: [u64; 16usize],
+    pub send_first: [u32; 15usize],
+    pub send_packs: [u32; 15usize],
+    pub item_first: [u32; 16usize],
+    pub item_packs: [u32; 16usize],
+    pub fold: u32,
+    pub present: u32,
+    pub remote: u32,
+    pub one_source: u8,
+    pub result: u8,
+    pub from: [u8; 16usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_phase_15"][::std::mem::size_of::<pl_unrolled_phase_15>() - 528usize];
+    ["Alignment of pl_unrolled_phase_15"][::std::mem::align_of::<pl_unrolled_phase_15>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_15::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, to) - 0usize];
+    ["Offset of field: pl_unrolled_phase_15::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, at) - 120usize];
+    ["Offset of field: pl_unrolled_phase_15::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_first) - 248usize];
+    ["Offset of field: pl_unrolled_phase_15::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_packs) - 308usize];
+    ["Offset of field: pl_unrolled_phase_15::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, item_first) - 368usize];
+    ["Offset of field: pl_unrolled_phase_15::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, item_packs) - 432usize];
+    ["Offset of field: pl_unrolled_phase_15::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, fold) - 496usize];
+    ["Offset of field: pl_unrolled_phase_15::present"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, present) - 500usize];
+    ["Offset of field: pl_unrolled_phase_15::remote"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, remote) - 504usize];
+    ["Offset of field: pl_unrolled_phase_15::one_source"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, one_source) - 508usize];
+    ["Offset of field: pl_unrolled_phase_15::result"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, result) - 509usize];
+    ["Offset of field: pl_unrolled_phase_15::from"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, from) - 510usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pl_unrolled_15 {
+    pub step: pl_step,
+    pub phases: u32,
+    pub widest: u32,
+    pub phase: [pl_unrolled_phase_15; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1448usize];
+    ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
+    ["Offset of field: pl_unrolled_15::step"]
+        [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
+    ["Offset of field: pl_unrolled_15::phases"]
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 384usize];
+    ["Offset of field: pl_unrolled_15::widest"]
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 388usize];
+    ["Offset of field: pl_unrolled_15::phase"]
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 392usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -388,7 +669,7 @@ pub type pl_probe_what = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_probe {
-    pub args: pl_args,
+    pub step: pl_step,
     pub flags: u64,
     pub data: u64,
     pub slot_bytes: u64,
@@ -403,19 +684,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 2600usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 456usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
-    ["Offset of field: pl_probe::args"][::std::mem::offset_of!(pl_probe, args) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 2528usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 2536usize];
+    ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 384usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 392usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 2544usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 2552usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 2560usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 2568usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 2576usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 2584usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 2588usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 2592usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 2596usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 400usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 408usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 416usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 424usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 432usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 440usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 444usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 448usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 452usize];
 };

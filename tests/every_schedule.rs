@@ -150,9 +150,9 @@ fn steps(n: usize, layout: &Layout) -> Vec<Step> {
 fn run(rank: usize, bases: &[u64], steps: &[Step]) -> Result<(), String> {
     let n = bases.len();
     // SAFETY: plain integers and raw pointers, for which zero is a value.
-    let (mut args, mut state, mut channel): (Box<pl_args>, pl_state, pl_channel) =
-        unsafe { (Box::new(std::mem::zeroed()), std::mem::zeroed(), std::mem::zeroed()) };
-    channel.epoch = 1;
+    let (mut args, mut state): (Box<pl_args>, pl_state) =
+        unsafe { (Box::new(std::mem::zeroed()), std::mem::zeroed()) };
+    let mut channel = pl_channel::idle_at(1);
     let mut partial = vec![0u128; 1 << 14];
     for (k, step) in steps.iter().enumerate() {
         let size = step.dtype.size();
@@ -165,24 +165,25 @@ fn run(rank: usize, bases: &[u64], steps: &[Step]) -> Result<(), String> {
         let in_place = k % 3 == 0;
         assert!(partial_bytes(step.dtype, step.count as u64) <= 16 * partial.len() as u64);
         args.table = step.tables[rank];
-        args.geo = step.geometry;
-        args.base[..n].copy_from_slice(bases);
-        args.state = &mut state;
-        args.channel = &mut channel;
-        args.output = if in_place { &mut input } else { &mut output }.as_mut_ptr().cast();
-        args.input = if in_place { args.output } else { input.as_mut_ptr().cast() };
-        args.partial = partial.as_mut_ptr().cast();
-        args.count = step.count as u64;
-        args.deadline_ns = 60_000_000_000;
-        args.launch = k as u64 + 1;
-        args.call = k as u64;
-        args.dtype = step.dtype as u32;
-        args.op = step.op as u32;
-        args.proto = step.protocol as u32;
-        args.yield_ = 1;
+        (args.step.n, args.step.rank) = (n as u32, rank as u32);
+        args.step.geo = step.geometry;
+        args.step.base[..n].copy_from_slice(bases);
+        args.step.state = &mut state;
+        args.step.channel = &mut channel;
+        args.step.output = if in_place { &mut input } else { &mut output }.as_mut_ptr().cast();
+        args.step.input = if in_place { args.step.output } else { input.as_mut_ptr().cast() };
+        args.step.partial = partial.as_mut_ptr().cast();
+        args.step.count = step.count as u64;
+        args.step.deadline_ns = 60_000_000_000;
+        args.step.launch = k as u64 + 1;
+        args.step.call = k as u64;
+        args.step.dtype = step.dtype as u32;
+        args.step.op = step.op as u32;
+        args.step.proto = step.protocol as u32;
+        args.step.yield_ = 1;
         let packs = (step.count * size).div_ceil(16) as u64;
         let least = longest_piece(&args.table, packs).div_ceil(step.geometry.flag_chunks.into());
-        args.chunk_packs = (1 + k as u64 % 40).max(least) as u32;
+        args.step.chunk_packs = (1 + k as u64 % 40).max(least) as u32;
         // SAFETY: a checked table over slabs that outlive the threads, and buffers as long as the count says.
         unsafe { all_reduce(&args) }.map_err(|e| format!("{}: {e}", step.name))?;
         if state.abort != 0 {

@@ -69,7 +69,7 @@ fn a_wait_for_a_missing_rank_ends_and_names_it() {
                     "rank {r} waited for the missing one"
                 );
                 assert_eq!((s.record.step, s.record.bytes), (3, 4000));
-                assert_eq!((c.epoch, c.owner), (3, 0), "a failed step advances nothing");
+                assert_eq!((c.epoch(), c.launch()), (3, 0), "a failed step advances nothing");
             }
             // Who gave up first has told the rank that was not there.
             let teller = world.state(0).record.rank as usize;
@@ -90,7 +90,7 @@ fn a_wait_for_a_missing_rank_ends_and_names_it() {
                     let inputs: Vec<_> = (0..4).map(|r| payload(&PLAIN, r, i)).collect();
                     assert_eq!(got, oracle::reduce(PLAIN.dtype, PLAIN.op, &inputs), "element {i}");
                 }
-                assert_eq!((s.abort, world.channel(2).epoch), (0, 4));
+                assert_eq!((s.abort, world.channel(2).epoch()), (0, 4));
             }
         }
     }
@@ -124,7 +124,7 @@ fn sticky_is_for_good() {
         // Rank 0 sends nothing, so rank 1 cannot finish; the channel of rank 0 is untouched.
         let outputs = run_ranks(&world, &[0, 1], &PLAIN);
         assert!(outputs.iter().all(|o| all_nan(o)), "{proto} pull {pull}");
-        assert_eq!((world.channel(0).epoch, world.channel(0).owner), (2, 0));
+        assert_eq!((world.channel(0).epoch(), world.channel(0).launch()), (2, 0));
         assert_eq!(world.state(0).abort, PL_REASON_ABORTED, "the first reason stays");
         assert_eq!(world.state(1).abort, PL_REASON_DEADLINE);
         let again = run_ranks(&world, &[0, 1], &PLAIN);
@@ -162,7 +162,7 @@ fn a_wait_takes_what_is_there() {
     let want =
         |i| oracle::reduce(PLAIN.dtype, PLAIN.op, &[payload(&PLAIN, 0, i), payload(&PLAIN, 1, i)]);
     assert!(out[0].iter().enumerate().all(|(i, &v)| v == want(i)));
-    assert_eq!((world.state(1).abort, world.channel(1).epoch), (0, 2));
+    assert_eq!((world.state(1).abort, world.channel(1).epoch()), (0, 2));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn mismatch(change: impl Fn(&mut pl_args)) -> (pl_record, pl_record) {
 
 #[test]
 fn different_calls_are_refused_and_the_record_says_what_differs() {
-    let (at_0, at_1) = mismatch(|a| a.count = 999);
+    let (at_0, at_1) = mismatch(|a| a.step.count = 999);
     for (rank, record) in [(0, at_0), (1, at_1)] {
         assert_eq!(record.valid, 1);
         // Whoever compared first has told the others.
@@ -234,10 +234,10 @@ fn different_calls_are_refused_and_the_record_says_what_differs() {
             assert_eq!((record.peer, record.count, record.phase), (1, 999, 1), "found at {rank}");
         }
     }
-    assert_eq!(mismatch(|a| a.op = PL_MAX).0.phase, 4);
-    assert_eq!(mismatch(|a| a.algo = 3).0.phase, 8);
-    assert_eq!(mismatch(|a| a.call += 1).0.phase, 32);
-    assert_eq!(mismatch(|a| (a.op, a.count) = (PL_MIN, 998)).0.phase, 5);
+    assert_eq!(mismatch(|a| a.step.op = PL_MAX).0.phase, 4);
+    assert_eq!(mismatch(|a| a.step.algo = 3).0.phase, 8);
+    assert_eq!(mismatch(|a| a.step.call += 1).0.phase, 32);
+    assert_eq!(mismatch(|a| (a.step.op, a.step.count) = (PL_MIN, 998)).0.phase, 5);
 }
 
 /// Rank 1 of 3 takes the maximum where the others sum; `signature` is its call's.
@@ -254,7 +254,7 @@ fn another_op(pull: bool, build: common::world::Builder, signature: u64) -> (Wor
                 let buffers = Buffers::new(r, &call);
                 let mut rank = buffers.kernel_args(world, r, &call);
                 if r == 1 {
-                    (rank.args.op, rank.args.signature) = (PL_MAX, signature);
+                    (rank.args.step.op, rank.args.step.signature) = (PL_MAX, signature);
                 }
                 // SAFETY: the world and the buffers live.
                 unsafe { peerlane::device::cpu::all_reduce(&rank.args) }.unwrap();
@@ -280,7 +280,7 @@ fn a_flag_of_another_call_is_taken_for_no_data_and_ends_the_wait() {
                         (s.abort, s.record.reason),
                         (PL_REASON_MISMATCH, PL_REASON_MISMATCH)
                     );
-                    assert_eq!((s.record.phase, s.record.step, c.epoch), (64, 3, 3));
+                    assert_eq!((s.record.phase, s.record.step, c.epoch()), (64, 3, 3));
                     assert!(s.record.rank == 1 || s.record.peer == 1, "{:?}", s.record);
                 }
             }
@@ -301,14 +301,14 @@ fn what_no_kernel_exists_for_is_refused_before_anything_happens() {
         change(&mut args);
         // SAFETY: it must return before it touches anything.
         let error = unsafe { peerlane::device::cpu::all_reduce(&args) }.unwrap_err();
-        assert_eq!(world.channel(0).owner, 0);
+        assert_eq!(world.channel(0).launch(), 0);
         error.to_string()
     };
-    assert!(refused(&|a| a.dtype = PL_F64).contains("sentinel cannot carry double"));
-    assert!(refused(&|a| a.dtype = 77).contains("77"));
-    assert!(refused(&|a| a.op = 9).contains('9'));
+    assert!(refused(&|a| a.step.dtype = PL_F64).contains("sentinel cannot carry double"));
+    assert!(refused(&|a| a.step.dtype = 77).contains("77"));
+    assert!(refused(&|a| a.step.op = 9).contains('9'));
     assert!(refused(&|a| a.table.pull = 1).contains("cannot pull"));
-    assert!(refused(&|a| a.chunk_packs = 0).contains("chunk_packs is 0"));
-    assert!(refused(&|a| a.launch = 0).contains("launch id 0"));
+    assert!(refused(&|a| a.step.chunk_packs = 0).contains("chunk_packs is 0"));
+    assert!(refused(&|a| a.step.launch = 0).contains("launch id 0"));
     assert!(refused(&|a| a.table.rank = 2).contains("rank 2 of 2"));
 }

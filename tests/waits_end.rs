@@ -62,7 +62,7 @@ fn verdicts_are_true(plan: &Plan, k: usize, verdict: &Verdict) -> Result<BTreeSe
             }
         }
         let c = &verdict.channels[rank];
-        if (c.owner, c.arrived) != (0, 0) {
+        if (c.launch(), c.arrived) != (0, 0) {
             return Err(format!("rank {rank} left its channel claimed: {c:?}"));
         }
     }

@@ -1,7 +1,7 @@
 //! One all-reduce as the caller made it, with or without add + RMSNorm.
 
 use crate::error::{Error, Result};
-use crate::launch::pl_args;
+use crate::launch::pl_step;
 use crate::types::{DType, Op, PACK_BYTES};
 use std::ffi::c_void;
 
@@ -122,16 +122,16 @@ impl Norm {
     }
 
     /// Points a step's arguments at its part, `count` elements from element `done` of the call.
-    pub fn prepare(&self, args: &mut pl_args, dtype: DType, done: u64, count: u64) {
+    pub fn prepare(&self, step: &mut pl_step, dtype: DType, done: u64, count: u64) {
         let offset = done as usize * dtype.size();
-        args.count = count;
-        args.rows = count / self.width as u64;
-        args.width = self.width as u64;
-        args.residual = self.residual.wrapping_byte_add(offset);
-        args.gamma = self.gamma;
-        args.residual_out = self.residual_out.wrapping_byte_add(offset);
-        args.eps = self.eps;
-        args.weight_bias = self.weight_bias;
+        step.count = count;
+        step.rows = count / self.width as u64;
+        step.width = self.width as u64;
+        step.residual = self.residual.wrapping_byte_add(offset);
+        step.gamma = self.gamma;
+        step.residual_out = self.residual_out.wrapping_byte_add(offset);
+        step.eps = self.eps;
+        step.weight_bias = self.weight_bias;
     }
 
     fn validate(&self, dtype: DType) -> Result<()> {

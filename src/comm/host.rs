@@ -8,7 +8,7 @@ use super::signature::signature;
 use crate::device::cpu;
 use crate::error::{Error, Result};
 use crate::lane::{longest_piece, HostSlab, Layout, Mapping};
-use crate::launch::{pl_args, pl_channel, pl_geometry, PL_MAX_RANKS};
+use crate::launch::{pl_args, pl_channel, pl_geometry, pl_step, PL_MAX_RANKS};
 use crate::types::{DType, Op, Protocol, PACK_BYTES};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl HostRank {
             base[r] = peer.as_ref().unwrap_or(slab.mapping()).base().as_ptr() as u64;
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let channel = pl_channel { epoch: 1, owner: 0, arrived: 0, failed: 0 };
+        let channel = pl_channel::idle_at(1);
         HostRank {
             rank,
             size,
@@ -106,7 +106,7 @@ impl HostRank {
     /// The epoch of the next step, the same on all ranks that have finished as many.
     pub fn epoch(&self) -> u64 {
         // SAFETY: no step is running (`&self` while steps need `&mut self`).
-        unsafe { (*self.channel.get()).epoch }
+        unsafe { (*self.channel.get()).epoch() }
     }
 
     /// Counts a call, empty ones too: ranks that are off by one call must differ in it.
@@ -148,19 +148,19 @@ impl HostRank {
             let Some(args) = self.args.as_mut() else {
                 return Err(Error::Internal("a step without arguments".into()));
             };
-            args.input = call.input.wrapping_byte_add(offset);
-            args.output = call.output.wrapping_byte_add(offset);
-            args.count = count;
-            args.launch = self.launches;
+            args.step.input = call.input.wrapping_byte_add(offset);
+            args.step.output = call.output.wrapping_byte_add(offset);
+            args.step.count = count;
+            args.step.launch = self.launches;
             match &call.norm {
-                Some(norm) if norm.fused => norm.prepare(args, call.dtype, done, count),
-                _ => (args.rows, args.width) = (0, 0),
+                Some(norm) if norm.fused => norm.prepare(&mut args.step, call.dtype, done, count),
+                _ => (args.step.rows, args.step.width) = (0, 0),
             }
             let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
             let longest = longest_piece(&plan.table, packs);
             let least = longest.div_ceil(plan.geometry.flag_chunks.into());
-            args.chunk_packs = CHUNK_PACKS.max(least) as u32;
-            args.geo.rotation = rotation(&plan.geometry, packs * PACK_BYTES as u64);
+            args.step.chunk_packs = CHUNK_PACKS.max(least) as u32;
+            args.step.geo.rotation = rotation(&plan.geometry, packs * PACK_BYTES as u64);
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped here at `base`;
             // the caller vouches for input and output; one step at a time runs on this channel.
             unsafe { cpu::all_reduce(args)? };
@@ -171,10 +171,10 @@ impl HostRank {
             }
         }
         if let (Some(norm), Some(args)) = (call.norm_after(), self.args.as_mut()) {
-            args.output = call.output;
-            norm.prepare(args, call.dtype, 0, call.count as u64);
+            args.step.output = call.output;
+            norm.prepare(&mut args.step, call.dtype, 0, call.count as u64);
             // SAFETY: the caller vouches for all buffers of the call.
-            unsafe { cpu::add_rms_norm(args)? };
+            unsafe { cpu::add_rms_norm(&args.step)? };
         }
         Ok(steps)
     }
@@ -182,19 +182,19 @@ impl HostRank {
     /// Runs one launch of the probe; `plan` is any of this rank's.
     pub fn probe(&mut self, shot: &Shot, plan: &Plan, layout: &Layout) -> Result<Vec<u64>> {
         // SAFETY: integers and raw pointers, for which zero is a value.
-        let mut args: pl_args = unsafe { std::mem::zeroed() };
-        args.table = *plan.table;
-        args.geo = plan.geometry;
-        args.base = self.base;
-        args.state = self.fault.state();
-        args.channel = self.channel.get();
-        args.deadline_ns = self.deadline_ns;
-        args.yield_ = self.yields.into();
-        args.launch = 1;
+        let mut step: pl_step = unsafe { std::mem::zeroed() };
+        (step.n, step.rank) = (self.size as u32, self.rank as u32);
+        step.geo = plan.geometry;
+        step.base = self.base;
+        step.state = self.fault.state();
+        step.channel = self.channel.get();
+        step.deadline_ns = self.deadline_ns;
+        step.yield_ = self.yields.into();
+        step.launch = 1;
         let mut words = vec![0u64; result_words(shot)];
         let mut barrier = [0u64; 2];
         let (result, barrier) = (words.as_mut_ptr() as u64, barrier.as_mut_ptr() as u64);
-        let probe = launch_of(shot, layout, args, result, barrier);
+        let probe = launch_of(shot, layout, step, result, barrier);
         // SAFETY: the slabs are mapped at `base`, and the probe keeps to the bulk protocol's data, which nobody uses in
         // set-up; results and barrier are this call's own.
         unsafe { cpu::probe(&probe)? };
@@ -230,26 +230,27 @@ impl HostRank {
         });
         let choice = plan.choice;
         let same = args.table.n as usize == self.size
-            && args.algo == choice.algorithm as u32
-            && args.proto == choice.protocol as u32
+            && args.step.algo == choice.algorithm as u32
+            && args.step.proto == choice.protocol as u32
             && args.table.pull == choice.direction as u8;
         if !same {
             args.table = *plan.table;
-            args.geo = plan.geometry;
-            args.algo = choice.algorithm as u32;
-            args.proto = choice.protocol as u32;
+            args.step.geo = plan.geometry;
+            args.step.algo = choice.algorithm as u32;
+            args.step.proto = choice.protocol as u32;
         }
-        args.base = self.base;
-        args.state = self.fault.state();
-        args.channel = self.channel.get();
-        args.partial = self.partial.as_mut_ptr().cast();
-        args.deadline_ns = self.deadline_ns;
-        args.call = self.calls;
-        args.signature = signature(call, choice);
-        args.dtype = call.dtype as u32;
-        args.op = call.op as u32;
-        args.check = self.check.into();
-        args.yield_ = self.yields.into();
+        (args.step.n, args.step.rank) = (self.size as u32, self.rank as u32);
+        args.step.base = self.base;
+        args.step.state = self.fault.state();
+        args.step.channel = self.channel.get();
+        args.step.partial = self.partial.as_mut_ptr().cast();
+        args.step.deadline_ns = self.deadline_ns;
+        args.step.call = self.calls;
+        args.step.signature = signature(call, choice);
+        args.step.dtype = call.dtype as u32;
+        args.step.op = call.op as u32;
+        args.step.check = self.check.into();
+        args.step.yield_ = self.yields.into();
         debug_assert_eq!(usize::from(args.table.rank), self.rank);
         Ok(())
     }

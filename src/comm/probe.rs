@@ -48,17 +48,17 @@ pub(super) fn result_words(shot: &Shot) -> usize {
     shot.blocks as usize * (1 + 2 * shot.rounds as usize)
 }
 
-/// Fills in what a launch is about; `args` are those of any step of this rank.
+/// Fills in what a launch is about; `step` is any of this rank's.
 pub(super) fn launch_of(
     shot: &Shot,
     layout: &Layout,
-    args: pl_args,
+    step: pl_step,
     result: u64,
     barrier: u64,
 ) -> pl_probe {
     let place = Place::new(layout);
     let mut probe = pl_probe {
-        args,
+        step,
         flags: place.flags,
         data: place.data,
         slot_bytes: place.slot_bytes,
@@ -71,8 +71,8 @@ pub(super) fn launch_of(
         to: shot.to,
         from: shot.from,
     };
-    probe.args.count = 0;
-    probe.args.chunk_packs = 1;
+    probe.step.count = 0;
+    probe.step.chunk_packs = 1;
     probe
 }
 

@@ -1,7 +1,10 @@
 //! Slabs: the peer-visible buffers, their layout and how they are shared.
 
+mod channel;
 mod host;
 mod layout;
+mod unrolled;
 
 pub use host::{HostSlab, Mapping};
 pub use layout::{longest_piece, step_packs, step_rows, Layout};
+pub use unrolled::{Fan, PhaseMut, Unrolled};

@@ -59,19 +59,29 @@ fn symbol(name: &str) -> *mut c_void {
     }
 }
 
-/// Makes a host function a kernel whose one parameter is an `A`.
-pub fn register_kernel<A>(name: &str, run: unsafe extern "C" fn(*const A)) {
-    type Register =
-        unsafe extern "C" fn(*const i8, unsafe extern "C" fn(*const c_void), usize) -> u32;
+type HostKernel = unsafe extern "C" fn(*const c_void);
+
+fn register(name: &str, run: HostKernel, bytes: usize) {
+    type Register = unsafe extern "C" fn(*const i8, HostKernel, usize) -> u32;
     let name = CString::new(name).unwrap();
-    // SAFETY: the exported function's own type; the kernel is called with a pointer to an `A`.
+    // SAFETY: the exported function's own type; the kernel is called with a pointer to a struct of `bytes` bytes.
     unsafe {
         let register: Register = std::mem::transmute(symbol("fakecuda_register_kernel"));
-        let run = std::mem::transmute::<
-            unsafe extern "C" fn(*const A),
-            unsafe extern "C" fn(*const c_void),
-        >(run);
-        assert_eq!(register(name.as_ptr(), run, size_of::<A>()), 0);
+        assert_eq!(register(name.as_ptr(), run, bytes), 0);
+    }
+}
+
+/// Makes a host function a kernel whose one parameter is an `A`.
+pub fn register_kernel<A>(name: &str, run: unsafe extern "C" fn(*const A)) {
+    // SAFETY: the kernel is called with a pointer to an `A`.
+    let run = unsafe { std::mem::transmute::<unsafe extern "C" fn(*const A), HostKernel>(run) };
+    register(name, run, size_of::<A>());
+}
+
+/// What stands for the library's kernels: see `hostkernels`.
+pub fn register_host_kernels() {
+    for kernel in hostkernels::kernels() {
+        register(kernel.symbol, kernel.run, kernel.bytes);
     }
 }
 

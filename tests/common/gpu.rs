@@ -3,51 +3,20 @@
 // Each test binary that includes this uses its own share of it.
 #![allow(dead_code)]
 
-use super::fakecuda::{live, register_kernel, set_rank};
+use super::fakecuda::{live, register_host_kernels, set_rank};
 use super::support::Case;
 use peerlane::bootstrap::UniqueId;
 use peerlane::comm::{Communicator, Config};
 use peerlane::env::Env;
-use peerlane::launch::{pl_args, pl_probe};
 use peerlane::{DType, Device, Error, Op, ProbeMode};
 use std::time::{Duration, Instant};
 
 /// The stand-in driver runs the host's kernel for every kernel of the GPU.
-pub const KERNELS: (&str, &str) = (
-    "FAKECUDA_KERNEL_MAP",
-    "pl_all_reduce_=pl_host_all_reduce,pl_add_rms_norm_=pl_host_add_rms_norm",
-);
-
-unsafe extern "C" fn run(args: *const pl_args) {
-    // SAFETY: the stand-in driver passes a copy of the launch's parameter, whose addresses are memory of this process.
-    let done = unsafe { peerlane::device::cpu::all_reduce(&*args) };
-    if let Err(error) = done {
-        // Across the C boundary this ends the process.
-        panic!("{error}");
-    }
-}
-
-unsafe extern "C" fn norm(args: *const pl_args) {
-    // SAFETY: as above.
-    let done = unsafe { peerlane::device::cpu::add_rms_norm(&*args) };
-    if let Err(error) = done {
-        panic!("{error}");
-    }
-}
-
-unsafe extern "C" fn run_probe(probe: *const pl_probe) {
-    // SAFETY: as above.
-    let done = unsafe { peerlane::device::cpu::probe(&*probe) };
-    if let Err(error) = done {
-        panic!("{error}");
-    }
-}
+pub const KERNELS: (&str, &str) = ("FAKECUDA_KERNEL_MAP", hostkernels::REGISTERED);
 
 /// All ranks on the first GPU. Nothing is measured, and nothing kept.
 pub fn config(n: usize) -> Config {
-    register_kernel("pl_host_all_reduce", run);
-    register_kernel("pl_host_add_rms_norm", norm);
-    register_kernel("pl_probe_lane", run_probe);
+    register_host_kernels();
     // Anything is a fatbin to the stand-in driver.
     let kernels = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake.fatbin");
     if !kernels.exists() {

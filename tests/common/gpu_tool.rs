@@ -8,15 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Which host function stands for which kernel.
-fn kernel_map() -> String {
-    format!(
-        "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
-         peerlane_foreign=hostkernels_foreign:32,pl_probe_lane=hostkernels_probe:{}",
-        size_of::<peerlane::launch::pl_probe>()
-    )
-}
-
 /// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
 pub fn fatbin() -> &'static Path {
     static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
@@ -35,7 +26,7 @@ pub fn fake() -> Vec<(&'static str, String)> {
     vec![
         ("LD_LIBRARY_PATH", fakecuda::driver_folder().display().to_string()),
         ("FAKECUDA_KERNELS", kernels.display().to_string()),
-        ("FAKECUDA_KERNEL_MAP", kernel_map()),
+        ("FAKECUDA_KERNEL_MAP", hostkernels::kernel_map()),
         ("PEERLANE_KERNELS", fatbin().display().to_string()),
         ("PEERLANE_SLAB", "4M".into()),
         // Measuring would cost more than what is tested, and leave a file in the user's cache.
@@ -72,6 +63,16 @@ pub fn nccl() -> &'static Path {
 
 /// A kernel map in which the all-reduce of bfloat16 does nothing. The self-test of set-up uses f32, and passes.
 pub fn kernels_that_do_nothing() -> String {
-    let map = kernel_map();
-    format!("pl_all_reduce_bf16_=hostkernels_nothing,pl_all_reduce_add_rms_norm_bf16_=hostkernels_nothing,{map}")
+    let kernels = hostkernels::kernels();
+    let nothing = |prefix: String| {
+        // The size that a kernel of this name has anyway.
+        let of = kernels.iter().find(|k| prefix.starts_with(k.prefix)).unwrap();
+        format!("{prefix}=hostkernels_nothing:{}", of.bytes)
+    };
+    let walks = ["pl_all_reduce_bf16_", "pl_all_reduce_add_rms_norm_bf16_"].map(String::from);
+    let unrolled = [1, 3, 7, 15].map(|k| format!("pl_unrolled_{k}_bf16_"));
+    let normed = [1, 3, 7].map(|k| format!("pl_unrolled_{k}_norm_bf16_"));
+    let entries = walks.into_iter().chain(unrolled).chain(normed).map(nothing);
+    let map = entries.chain([hostkernels::kernel_map()]).collect::<Vec<_>>();
+    map.join(",")
 }

@@ -119,10 +119,9 @@ impl World {
             }
             b
         };
-        // SAFETY: both are plain integers.
-        let (state, mut channel) =
-            unsafe { (std::mem::zeroed::<pl_state>(), std::mem::zeroed::<pl_channel>()) };
-        channel.epoch = epoch;
+        // SAFETY: plain integers.
+        let state = unsafe { std::mem::zeroed::<pl_state>() };
+        let channel = pl_channel::idle_at(epoch);
         World {
             n,
             proto,
@@ -162,7 +161,7 @@ impl World {
     }
     /// All ranks go on at this epoch.
     pub fn jump_to(&mut self, epoch: u64) {
-        self.channels.iter_mut().for_each(|c| c.epoch = epoch);
+        self.channels.iter_mut().for_each(|c| *c = pl_channel::idle_at(epoch));
     }
     pub fn abort(&mut self, rank: usize, reason: u32) {
         self.states[rank].abort = reason;
@@ -189,34 +188,38 @@ impl World {
         Rank {
             args: pl_args {
                 table: self.tables[rank],
-                geo: self.geo,
-                base,
-                state: &self.states[rank] as *const pl_state as *mut pl_state,
-                channel: &self.channels[rank] as *const pl_channel as *mut pl_channel,
-                report: std::ptr::null_mut(),
-                input: input as *const _,
-                output: output as *mut _,
-                partial: self.partials[rank].address() as *mut _,
-                count: call.count as u64,
-                deadline_ns: self.deadline_ns,
-                launch: LAUNCH.fetch_add(1, Ordering::Relaxed),
-                call: call.seed,
-                signature: self.signature,
-                dtype: call.dtype as u32,
-                op: call.op as u32,
-                proto: self.proto as u32,
-                algo: 0,
-                chunk_packs: CHUNK_PACKS,
-                check: self.check as u32,
-                yield_: 1,
-                host_staged: 0,
-                rows: 0,
-                width: 0,
-                residual: std::ptr::null(),
-                gamma: std::ptr::null(),
-                residual_out: std::ptr::null_mut(),
-                eps: 0.0,
-                weight_bias: 0.0,
+                step: pl_step {
+                    n: self.n as u32,
+                    rank: rank as u32,
+                    geo: self.geo,
+                    base,
+                    state: &self.states[rank] as *const pl_state as *mut pl_state,
+                    channel: &self.channels[rank] as *const pl_channel as *mut pl_channel,
+                    report: std::ptr::null_mut(),
+                    input: input as *const _,
+                    output: output as *mut _,
+                    partial: self.partials[rank].address() as *mut _,
+                    count: call.count as u64,
+                    deadline_ns: self.deadline_ns,
+                    launch: LAUNCH.fetch_add(1, Ordering::Relaxed),
+                    call: call.seed,
+                    signature: self.signature,
+                    dtype: call.dtype as u32,
+                    op: call.op as u32,
+                    proto: self.proto as u32,
+                    algo: 0,
+                    chunk_packs: CHUNK_PACKS,
+                    check: self.check as u32,
+                    yield_: 1,
+                    host_staged: 0,
+                    rows: 0,
+                    width: 0,
+                    residual: std::ptr::null(),
+                    gamma: std::ptr::null(),
+                    residual_out: std::ptr::null_mut(),
+                    eps: 0.0,
+                    weight_bias: 0.0,
+                },
             },
         }
     }

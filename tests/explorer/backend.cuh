@@ -137,6 +137,7 @@ float sum_over_lanes(uint32_t items, Load load, Use use) {
   return x[0];
 }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline uint32_t lowest_bit(uint32_t mask) { return uint32_t(__builtin_ctz(mask)); }
 
 template <class T>
 inline T local(const T* p) {
@@ -151,25 +152,34 @@ inline void local_put(T* p, T v) {
 inline uint32_t local_load32(const uint32_t* p) { return local(p); }
 inline void local_store32(uint32_t* p, uint32_t v) { local_put(p, v); }
 inline uint64_t local_load64(const uint64_t* p) { return local(p); }
-inline void local_store64(uint64_t* p, uint64_t v) {
-  if (control() != CONTROL_EPOCH_STANDS) local_put(p, v);
-}
-inline void local_release64(uint64_t* p, uint64_t v) { local_put(p, v); }
-template <class T>
-inline T claim(T* p, T v) {
+inline void local_store64(uint64_t* p, uint64_t v) { local_put(p, v); }
+inline uint64_t enter(uint64_t* turn, uint64_t id) {
   world->local_store();
-  const T old = *p;
+  const uint64_t old = *turn;
+  *turn |= id;
+  return old;
+}
+inline void leave(uint64_t* turn, uint64_t word) {
+  // The control leaves the epoch that stands there.
+  local_put(turn, control() == CONTROL_EPOCH_STANDS ? *turn >> 16 << 16 : word);
+}
+inline uint32_t claim(uint32_t* p, uint32_t v) {
+  world->local_store();
+  const uint32_t old = *p;
   if (old == 0) *p = v;
   return old;
 }
-inline bool arrive(uint32_t* p) {
+inline bool arrive(uint32_t* p, uint32_t& failures) {
   world->local_store();
-  return ++*p == blocks();
+  if (blocks() == 1) return true;
+  *p += 1 + (failures << 16);
+  failures = *p >> 16;
+  return (*p & 0xffff) == blocks();
 }
 
 inline uint64_t now_ns() { return world->clock(); }
 inline void pause(uint32_t) { world->failed_poll(); }
-inline uint64_t launch_id(const pl_args& a) { return a.launch; }
+inline uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 // No 16-bit float but bfloat16 is explored: the rest of F16 is the same code.
 inline float half_up(uint16_t) { return 0; }
@@ -224,6 +234,8 @@ template <class T>
 inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.w, bytes);
 }
+inline void pack_load(Raw& r, const void* p) { memcpy(r.w, p, 16); }
+inline void pack_store(void* to, const Raw& r, uint32_t) { memcpy(to, r.w, 16); }
 template <class T>
 struct Fill {
   Raw& r;
@@ -238,6 +250,8 @@ struct Out {
   Out(void* to, uint32_t n) : p(to), bytes(n) {}
   void set(uint32_t i, T v) { Fill<T>(r).set(i, v); }
   void flush() { memcpy(p, r.w, bytes); }
+  void flush_whole() { memcpy(p, r.w, 16); }
+  void keep(Raw& to) const { to = r; }
   void flush_partial(bool wide) { memcpy(p, r.w, wide ? 32 : 16); }
 };
 
@@ -285,12 +299,16 @@ template <class T>
 inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.p, bytes);
 }
+inline void pack_load(Raw& r, const void* p) { r.p = static_cast<const unsigned char*>(p); }
+inline void pack_store(void* to, const Raw& r, uint32_t bytes) { memcpy(to, r.p, bytes); }
 template <class T>
 struct Out {
   unsigned char* p;
   Out(void* to, uint32_t) : p(static_cast<unsigned char*>(to)) {}
   void set(uint32_t i, T v) { memcpy(p + i * sizeof(T), &v, sizeof(T)); }
   void flush() {}
+  void flush_whole() {}
+  void keep(Raw&) const {}
   void flush_partial(bool) {}
 };
 template <class T>

@@ -9,7 +9,7 @@ use crate::common::partitions::{islands, shuffled};
 use crate::common::world::mix;
 use explorer::Outcome;
 use half::bf16;
-use peerlane::lane::{longest_piece, step_packs, step_rows};
+use peerlane::lane::{longest_piece, step_packs, step_rows, Fan, Unrolled};
 use peerlane::launch::*;
 use peerlane::schedule::{build, check, exists, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
@@ -230,7 +230,9 @@ pub fn step(r: &mut Random, tables: &[pl_table], protocol: Protocol) -> Step {
     let longest = if r.one_in(6) { most } else { most.min(10) };
     let packs = 1 + r.below(longest);
     let per_pack = 16 / dtype.size() as u64;
-    let count = ((packs - 1) * per_pack + 1 + r.below(per_pack)) as usize;
+    // Unrolled kernels are for whole packs.
+    let tail = if r.one_in(2) { per_pack } else { 1 + r.below(per_pack) };
+    let count = ((packs - 1) * per_pack + tail) as usize;
     let least = longest_piece(&tables[0], packs).div_ceil(geometry.flag_chunks.into()).max(1);
     Step {
         tables: tables.to_vec(),
@@ -402,12 +404,31 @@ impl Verdict {
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
 
+/// The step for the kernel with unrolled loops, or nothing where there is none for it. Mostly: ranks that walk their tables
+/// must understand the others.
+fn unrolled(args: &pl_args, step: &Step, kernels: &mut Random) -> pl_unrolled_7 {
+    let form = Unrolled::<pl_unrolled_7>::new(&args.table, &args.step, step.protocol);
+    let per_pack = 16 / step.dtype.size();
+    match form {
+        Some(mut form)
+            if step.dtype != DType::I32
+                && step.count.is_multiple_of(per_pack)
+                && !kernels.one_in(5) =>
+        {
+            let packs = step.norm.map_or(step.count, |norm| norm.width) / per_pack;
+            *form.lay_out(&args.table, packs as u64)
+        }
+        _ => pl_unrolled_7::zeroed(),
+    }
+}
+
 /// Memory that cases are run in, one per thread.
 pub struct Runner {
     slabs: Vec<Line>,
     buffers: Vec<Line>,
     partial: Vec<Line>,
     args: Vec<pl_args>,
+    unrolled: Vec<pl_unrolled_7>,
 }
 
 impl Runner {
@@ -417,6 +438,7 @@ impl Runner {
             buffers: Vec::new(),
             partial: vec![Line([0; 64]); 5 * MAX_PACKS as usize * 32 / 64],
             args: Vec::new(),
+            unrolled: Vec::new(),
         }
     }
 
@@ -457,9 +479,9 @@ impl Runner {
             self.slab(rank)[offset as usize..][..8].copy_from_slice(&value.to_le_bytes());
         }
         // SAFETY: plain integers and raw pointers, for which zero is a value.
-        let (zero, state, mut channel): (pl_args, pl_state, pl_channel) =
-            unsafe { (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed()) };
-        channel.epoch = plan.epoch;
+        let (zero, state): (pl_args, pl_state) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let channel = pl_channel::idle_at(plan.epoch);
         let mut states = vec![state; n];
         let mut channels = vec![channel; n];
         let count = plan.steps.len() * n;
@@ -467,6 +489,8 @@ impl Runner {
         self.buffers.resize(5 * count * BUFFER / 64, Line([0; 64]));
         self.args.clear();
         self.args.resize(count, zero);
+        self.unrolled.resize(count, pl_unrolled_7::zeroed());
+        let mut kernels = Random(mix(plan.seed ^ 0x0a11));
         let inputs: Vec<Vec<Vec<u32>>> = plan
             .steps
             .iter()
@@ -515,31 +539,33 @@ impl Runner {
                 let partial = self.partial.as_mut_ptr().cast::<u8>();
                 let args = &mut self.args[k * n + rank];
                 args.table = step.tables[rank];
-                args.geo = geo;
-                args.base = base;
-                args.state = &mut states[rank];
-                args.channel = &mut channels[rank];
-                args.input = input.cast();
-                args.output = output.cast();
-                args.partial = partial.wrapping_add(rank * MAX_PACKS as usize * 32).cast();
-                args.count = step.count as u64;
-                args.deadline_ns = DEADLINE_NS;
-                args.launch = k as u64 + 1;
-                args.call = k as u64;
-                args.dtype = step.dtype as u32;
-                args.op = step.op as u32;
-                args.proto = step.protocol as u32;
-                args.chunk_packs = step.chunk_packs;
-                args.check = plan.check.into();
-                args.host_staged = plan.host_staged.into();
+                (args.step.n, args.step.rank) = (n as u32, rank as u32);
+                args.step.geo = geo;
+                args.step.base = base;
+                args.step.state = &mut states[rank];
+                args.step.channel = &mut channels[rank];
+                args.step.input = input.cast();
+                args.step.output = output.cast();
+                args.step.partial = partial.wrapping_add(rank * MAX_PACKS as usize * 32).cast();
+                args.step.count = step.count as u64;
+                args.step.deadline_ns = DEADLINE_NS;
+                args.step.launch = k as u64 + 1;
+                args.step.call = k as u64;
+                args.step.dtype = step.dtype as u32;
+                args.step.op = step.op as u32;
+                args.step.proto = step.protocol as u32;
+                args.step.chunk_packs = step.chunk_packs;
+                args.step.check = plan.check.into();
+                args.step.host_staged = plan.host_staged.into();
                 if let (Some(norm), Some(residual_out)) = (step.norm, residual_out) {
-                    args.rows = (step.count / norm.width) as u64;
-                    args.width = norm.width as u64;
-                    args.residual = residual.cast();
-                    args.gamma = gamma.cast();
-                    args.residual_out = residual_out.cast();
-                    (args.eps, args.weight_bias) = (EPS, WEIGHT_BIAS);
+                    args.step.rows = (step.count / norm.width) as u64;
+                    args.step.width = norm.width as u64;
+                    args.step.residual = residual.cast();
+                    args.step.gamma = gamma.cast();
+                    args.step.residual_out = residual_out.cast();
+                    (args.step.eps, args.step.weight_bias) = (EPS, WEIGHT_BIAS);
                 }
+                self.unrolled[k * n + rank] = unrolled(args, step, &mut kernels);
             }
         }
         let mut rank_steps = [0; 16];
@@ -561,6 +587,7 @@ impl Runner {
             arena: self.slabs.as_mut_ptr().cast(),
             slab_log2: SLAB_LOG2,
             args: self.args.as_ptr().cast(),
+            unrolled: self.unrolled.as_ptr().cast(),
         };
         // SAFETY: everything that `args` names lives here, is large enough for the counts, and is this thread's own.
         let outcome = unsafe { explorer::run(&case) };
@@ -575,7 +602,7 @@ impl Runner {
         let finished: Vec<u32> = (0..n)
             .map(|rank| {
                 let steps = 0..=plan.steps.len() as u32;
-                let epoch = channels[rank].epoch;
+                let epoch = channels[rank].epoch();
                 steps.into_iter().find(|&k| epoch_after(plan.epoch, k) == epoch).unwrap_or(0)
             })
             .collect();
@@ -649,8 +676,8 @@ impl Runner {
         for (rank, c) in channels.iter().enumerate() {
             let steps = plan.rank_steps[rank];
             if states[rank].abort == 0 && steps > 0 {
-                let want = (epoch_after(plan.epoch, steps), 0, 0, 0);
-                let got = (c.epoch, c.owner, c.arrived, c.failed);
+                let want = (epoch_after(plan.epoch, steps), 0, 0);
+                let got = (c.epoch(), c.launch(), c.arrived);
                 if got != want {
                     return Some(format!("rank {rank}: channel is {got:x?}, not {want:x?}"));
                 }

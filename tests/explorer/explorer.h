@@ -39,7 +39,8 @@ typedef struct {
   uint32_t rank_steps[PL_MAX_RANKS]; /* how many of the steps a rank makes */
   char* arena;                       /* n slabs, each 1 << slab_log2 bytes */
   uint32_t slab_log2;
-  const pl_args* args; /* [steps][n] */
+  const pl_args* args;           /* [steps][n] */
+  const pl_unrolled_7* unrolled; /* [steps][n]; where it has phases it is run, in the shape of a GPU */
 } explorer_case;
 
 typedef struct {

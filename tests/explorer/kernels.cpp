@@ -1,12 +1,13 @@
 // The shipped kernels over the explorer's back end, once per shape (PL_NAMESPACE).
 #include "all_reduce.cuh"
+#include "unrolled.cuh"
 
 namespace PL_NAMESPACE {
 
 template <class D, class P>
 void hot(const pl_args& a) {
   if constexpr (D::SHORT_FLOAT)
-    if (a.rows) {
+    if (a.step.rows) {
 #if EXPLORER_STRIP == 1
       if (a.table.fan_in <= 3) return all_reduce_add_rms_norm<D, P, 4>(a);
       return all_reduce_add_rms_norm<D, P, 8>(a);
@@ -25,7 +26,7 @@ void hot(const pl_args& a) {
 
 template <class D>
 void short_words(const pl_args& a) {
-  switch (a.proto) {
+  switch (a.step.proto) {
     case PL_LL:
       return hot<D, Ll>(a);
     case PL_SENTINEL:
@@ -38,12 +39,12 @@ void short_words(const pl_args& a) {
 template <class D>
 void integers(const pl_args& a) {
   constexpr uint32_t K = EXPLORER_STRIP == 1 ? 1 : 2;
-  if (a.proto == PL_LL) return all_reduce<D, Ll, false, K>(a);
+  if (a.step.proto == PL_LL) return all_reduce<D, Ll, false, K>(a);
   return all_reduce<D, Flagged, false, K>(a);
 }
 
 void explore(const pl_args& a) {
-  switch (a.dtype) {
+  switch (a.step.dtype) {
     case PL_BF16:
       return short_words<Bf16>(a);
     case PL_F32:
@@ -52,5 +53,19 @@ void explore(const pl_args& a) {
       return integers<Int<int32_t>>(a);
   }
 }
+
+#if EXPLORER_STRIP == 1
+template <class D, class P>
+void unrolled(const pl_unrolled_7& u) {
+  if constexpr (D::SHORT_FLOAT)
+    if (u.step.rows) return all_reduce_add_rms_norm_unrolled<D, P, 7>(u);
+  all_reduce_unrolled<D, P, 7>(u);
+}
+
+void explore_unrolled(const pl_unrolled_7& u) {
+  if (u.step.dtype == PL_BF16) return u.step.proto == PL_LL ? unrolled<Bf16, Ll>(u) : unrolled<Bf16, Sentinel<Bf16>>(u);
+  return u.step.proto == PL_LL ? unrolled<F32, Ll>(u) : unrolled<F32, Sentinel<F32>>(u);
+}
+#endif
 
 }  // namespace PL_NAMESPACE

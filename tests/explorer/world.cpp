@@ -72,7 +72,8 @@ void* prepare(char* stack) {
 
 namespace gpu_shape {
 void explore(const pl_args&);
-}
+void explore_unrolled(const pl_unrolled_7&);
+}  // namespace gpu_shape
 namespace cpu_shape {
 void explore(const pl_args&);
 }
@@ -92,9 +93,12 @@ void World::fiber_main() {
   const uint32_t last = c->rank_steps[now->rank];
   for (uint32_t s = 0; s < last; ++s) {
     meet(ranks_[now->rank], false);  // a launch starts when the one before it has ended
-    now->args = &c->args[s * c->n + now->rank];
+    const uint32_t launch = s * c->n + now->rank;
+    now->args = &c->args[launch];
     if (c->cpu_shape)
       cpu_shape::explore(*now->args);
+    else if (c->unrolled[launch].phases != 0)
+      gpu_shape::explore_unrolled(c->unrolled[launch]);
     else
       gpu_shape::explore(*now->args);
     now->args = &c->args[s * c->n + now->rank];
@@ -313,13 +317,13 @@ void World::drain(uint32_t rank) {
 // ---- what controls need to know
 
 uint64_t World::epoch() const {
-  const uint64_t e = now->args->channel->epoch;
+  const uint64_t e = now->args->step.channel->turn >> PL_TURN_ID_BITS;
   return uint32_t(e) == 0 ? e + 2 : e;
 }
 
 bool World::is_data_flag(const void* p) const {
   const uintptr_t in_slab = (uintptr_t(p) - uintptr_t(c->arena)) & ((uintptr_t(1) << c->slab_log2) - 1);
-  const pl_geometry& g = now->args->geo;
+  const pl_geometry& g = now->args->step.geo;
   const uint64_t bytes = uint64_t(now->args->table.flag_slots) * g.flag_chunks * 64;
   return in_slab >= g.flags && in_slab < g.flags + g.flags_half_bytes + bytes;
 }

@@ -9,14 +9,14 @@ using namespace PL_NAMESPACE;
 template <class D>
 void run(const pl_args& a) {
   if constexpr (D::WORDS_HAVE_NAN)
-    if (a.proto == PL_SENTINEL) return all_reduce<D, Sentinel<D>, false, 2>(a);
-  if (a.proto == PL_LL) return all_reduce<D, Ll, false, 2>(a);
+    if (a.step.proto == PL_SENTINEL) return all_reduce<D, Sentinel<D>, false, 2>(a);
+  if (a.step.proto == PL_LL) return all_reduce<D, Ll, false, 2>(a);
   all_reduce<D, Flagged, false, 2>(a);
 }
 }  // namespace
 
 extern "C" void pl_sanitized_all_reduce(const pl_args* a) {
-  switch (a->dtype) {
+  switch (a->step.dtype) {
     case PL_U8:
       return run<Int<uint8_t>>(*a);
     case PL_BF16:

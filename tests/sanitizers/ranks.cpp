@@ -62,43 +62,45 @@ void* run(void* arg) {
   pl_args* a = static_cast<pl_args*>(calloc(1, sizeof(pl_args)));
   pl_state state = {};
   pl_channel channel = {};
-  channel.epoch = 1;
+  channel.turn = 1ull << PL_TURN_ID_BITS;
   a->table = *r.table;
-  a->geo.data = DATA;
-  a->geo.half_bytes = r.c.one_half ? 0 : HALF;
-  a->geo.rotation = 1;
-  a->geo.slot_bytes = HALF / r.table->slots / 128 * 128;
-  a->geo.flags = FLAGS;
-  a->geo.flags_half_bytes = r.c.one_half ? 0 : FLAGS_HALF;
-  a->geo.calls = 2048;
-  a->geo.flag_chunks = uint32_t(FLAGS_HALF / 64 / r.table->flag_slots);
-  for (uint32_t p = 0; p < r.c.n; ++p) a->base[p] = uint64_t(r.slabs[p]);
-  a->state = &state;
-  a->channel = &channel;
+  a->step.n = r.table->n;
+  a->step.rank = r.table->rank;
+  a->step.geo.data = DATA;
+  a->step.geo.half_bytes = r.c.one_half ? 0 : HALF;
+  a->step.geo.rotation = 1;
+  a->step.geo.slot_bytes = HALF / r.table->slots / 128 * 128;
+  a->step.geo.flags = FLAGS;
+  a->step.geo.flags_half_bytes = r.c.one_half ? 0 : FLAGS_HALF;
+  a->step.geo.calls = 2048;
+  a->step.geo.flag_chunks = uint32_t(FLAGS_HALF / 64 / r.table->flag_slots);
+  for (uint32_t p = 0; p < r.c.n; ++p) a->step.base[p] = uint64_t(r.slabs[p]);
+  a->step.state = &state;
+  a->step.channel = &channel;
   // With one half a flag may be overwritten before it is seen: then the wait is for ever, and the race comes later.
-  a->deadline_ns = r.c.one_half ? 1000000000ull : 60000000000ull;
-  a->dtype = r.c.dtype;
-  a->op = PL_SUM;
-  a->proto = r.c.protocol;
-  a->yield = 1;
+  a->step.deadline_ns = r.c.one_half ? 1000000000ull : 60000000000ull;
+  a->step.dtype = r.c.dtype;
+  a->step.op = PL_SUM;
+  a->step.proto = r.c.protocol;
+  a->step.yield = 1;
   for (uint32_t k = 0; k < r.c.steps && !r.wrong; ++k) {
-    a->count = COUNTS[k % 3];
-    const uint64_t bytes = a->count * size;
+    a->step.count = COUNTS[k % 3];
+    const uint64_t bytes = a->step.count * size;
     char* out = buffer(r.c, bytes);
     const bool in_place = k & 1;
     char* from = in_place ? out : buffer(r.c, bytes);
-    void* partial = malloc(partial_bytes(r.c.dtype, a->count));
-    a->chunk_packs = 30;
-    a->input = from + r.c.shift;
-    a->output = out + r.c.shift;
-    a->partial = partial;
-    a->launch = k + 1;
-    for (uint64_t i = 0; i < a->count - r.c.missing; ++i) {
+    void* partial = malloc(partial_bytes(r.c.dtype, a->step.count));
+    a->step.chunk_packs = 30;
+    a->step.input = from + r.c.shift;
+    a->step.output = out + r.c.shift;
+    a->step.partial = partial;
+    a->step.launch = k + 1;
+    for (uint64_t i = 0; i < a->step.count - r.c.missing; ++i) {
       const uint32_t v = bits(r.c.dtype, element(r.rank, k, i));
       memcpy(from + r.c.shift + i * size, &v, size);
     }
     pl_sanitized_all_reduce(a);
-    for (uint64_t i = 0; i < a->count; ++i) {
+    for (uint64_t i = 0; i < a->step.count; ++i) {
       uint32_t sum = 0, got = 0;
       for (uint32_t p = 0; p < r.c.n; ++p) sum += element(p, k, i);
       memcpy(&got, out + r.c.shift + i * size, size);

@@ -7,7 +7,6 @@ mod common;
 mod fakecuda;
 
 use common::Bench;
-use peerlane_core::launch::pl_probe;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -27,17 +26,12 @@ fn run(arguments: &[&str], env: &[(&str, &str)]) {
     // Anything is a fatbin to the stand-in driver.
     let image = bench.path().join("fake.fatbin");
     std::fs::write(&image, b"an image").unwrap();
-    let probe = size_of::<pl_probe>();
-    let map = format!(
-        "pl_all_reduce_=hostkernels_all_reduce,pl_add_rms_norm_=hostkernels_add_rms_norm,\
-         pl_probe_lane=hostkernels_probe:{probe}"
-    );
     let mut command = Command::new(program);
     command
         .args(arguments)
         .env("LD_LIBRARY_PATH", fakecuda::driver_folder())
         .env("FAKECUDA_KERNELS", host_kernels())
-        .env("FAKECUDA_KERNEL_MAP", map)
+        .env("FAKECUDA_KERNEL_MAP", hostkernels::kernel_map())
         .env("PEERLANE_KERNELS", image)
         .env("PEERLANE_SLAB", "4M")
         .env("PEERLANE_CACHE_DIR", bench.path().join("cache"))

@@ -2,7 +2,8 @@
 
 use crate::device::cuda::{Context, CudaVersion, Function, Module, Uuid};
 use crate::error::{Error, Result};
-use crate::launch::{pl_args, pl_probe, pl_table};
+use crate::lane::Fan;
+use crate::launch::*;
 use crate::types::{DType, Op, Protocol};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,9 +13,13 @@ static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbi
 /// Of the compiler that made it; 0.0 if that is not known.
 const BUILT_WITH: &str = env!("PEERLANE_NVCC_VERSION");
 
-/// Operands that a kernel loads at once; the last serves any number, every type and operation.
+/// Operands that a kernel which walks a table loads at once; the last serves any number, every type and operation.
 const FANS: [&str; 5] = ["1", "3", "7", "15", "any"];
 const ANY: usize = FANS.len() - 1;
+/// The least of [`FANS`] that the word protocols have.
+const LEAST_FAN_OF_WORDS: usize = 2;
+/// The word protocols.
+const WORDS: [Protocol; 2] = [Protocol::Ll, Protocol::Sentinel];
 
 /// Types with the fused operation, and how many operands its kernels load at once.
 const NORMED: [DType; 2] = [DType::F16, DType::BF16];
@@ -25,8 +30,72 @@ const FUSED_FANS: [&str; 3] = ["3", "7", "any"];
 pub(crate) struct Kernels {
     functions: Vec<Option<Function<pl_args>>>,
     fused: Vec<Function<pl_args>>,
-    norms: Vec<Function<pl_args>>,
+    norms: Vec<Function<pl_step>>,
+    unrolled_1: Unrolled<pl_unrolled_1>,
+    unrolled_3: Unrolled<pl_unrolled_3>,
+    unrolled_7: Unrolled<pl_unrolled_7>,
+    unrolled_15: Unrolled<pl_unrolled_15>,
     probe: Function<pl_probe>,
+}
+
+/// The kernels of one form of table.
+#[derive(Debug)]
+pub(crate) struct Unrolled<F> {
+    /// By type and word protocol.
+    plain: Vec<Option<Function<F>>>,
+    /// By type with the fused operation and word protocol; none where `F` is too large for it.
+    fused: Vec<Function<F>>,
+}
+
+/// A form of table, and the kernels for it.
+pub(super) trait HasKernels: Fan {
+    fn of(kernels: &Kernels) -> &Unrolled<Self>;
+}
+macro_rules! has_kernels {
+    ($($args:ident $field:ident),*) => {$(
+        impl HasKernels for $args {
+            fn of(kernels: &Kernels) -> &Unrolled<Self> {
+                &kernels.$field
+            }
+        }
+    )*};
+}
+has_kernels!(
+    pl_unrolled_1 unrolled_1,
+    pl_unrolled_3 unrolled_3,
+    pl_unrolled_7 unrolled_7,
+    pl_unrolled_15 unrolled_15
+);
+
+/// The largest form with kernels for the fused operation.
+const MOST_FUSED: usize = 7;
+
+impl<F: Fan> Unrolled<F> {
+    fn load(module: &Module) -> Result<Self> {
+        let k = F::K;
+        let (mut plain, mut fused) = (Vec::new(), Vec::new());
+        for &dtype in DType::ALL {
+            for protocol in WORDS {
+                let name = format!("pl_unrolled_{k}_{}_{protocol}", short_name(dtype));
+                plain.push(dtype.has_sentinel().then(|| module.function(&name)).transpose()?);
+            }
+        }
+        for name in NORMED.map(short_name).iter().filter(|_| k <= MOST_FUSED) {
+            for protocol in WORDS {
+                fused.push(module.function(&format!("pl_unrolled_{k}_norm_{name}_{protocol}"))?);
+            }
+        }
+        Ok(Unrolled { plain, fused })
+    }
+
+    /// The kernel for calls of a type over a word protocol, if there is one.
+    pub fn get(&self, dtype: DType, protocol: Protocol, fused: bool) -> Option<&Function<F>> {
+        let word = WORDS.iter().position(|&word| word == protocol)?;
+        match fused {
+            true => self.fused.get(Kernels::normed(dtype).ok()? * WORDS.len() + word),
+            false => self.plain.get(dtype as usize * WORDS.len() + word)?.as_ref(),
+        }
+    }
 }
 
 type Cached = (Uuid, Option<PathBuf>, Weak<Kernels>);
@@ -70,7 +139,7 @@ impl Kernels {
             for &protocol in Protocol::ALL {
                 for (fan, suffix) in FANS.iter().enumerate() {
                     let exists = if dtype.has_sentinel() {
-                        true
+                        protocol == Protocol::Flagged || fan >= LEAST_FAN_OF_WORDS
                     } else {
                         fan == ANY && protocol != Protocol::Sentinel
                     };
@@ -94,7 +163,16 @@ impl Kernels {
                 }
             }
         }
-        Ok(Kernels { functions, fused, norms, probe: module.function("pl_probe_lane")? })
+        Ok(Kernels {
+            functions,
+            fused,
+            norms,
+            unrolled_1: Unrolled::load(&module)?,
+            unrolled_3: Unrolled::load(&module)?,
+            unrolled_7: Unrolled::load(&module)?,
+            unrolled_15: Unrolled::load(&module)?,
+            probe: module.function("pl_probe_lane")?,
+        })
     }
 
     /// The kernel that measures.
@@ -102,7 +180,7 @@ impl Kernels {
         &self.probe
     }
 
-    /// The kernel for a call over `table`.
+    /// The kernel for a call that walks `table`.
     pub fn get(
         &self,
         dtype: DType,
@@ -118,12 +196,13 @@ impl Kernels {
             4..=7 => 2,
             _ => 3,
         };
+        let fan = if protocol == Protocol::Flagged { fan } else { fan.max(LEAST_FAN_OF_WORDS) };
         let at = (dtype as usize * Protocol::ALL.len() + protocol as usize) * FANS.len() + fan;
         let function = self.functions.get(at).and_then(Option::as_ref);
         function.ok_or_else(|| Error::Internal(format!("no kernel for {dtype} {op} by {protocol}")))
     }
 
-    /// The kernel for an all-reduce over `table` with add + RMSNorm.
+    /// The kernel for an all-reduce with add + RMSNorm that walks `table`.
     pub fn fused(
         &self,
         dtype: DType,
@@ -143,7 +222,7 @@ impl Kernels {
     }
 
     /// The kernel for add + RMSNorm by itself.
-    pub fn norm(&self, dtype: DType) -> Result<&Function<pl_args>> {
+    pub fn norm(&self, dtype: DType) -> Result<&Function<pl_step>> {
         let function = self.norms.get(Self::normed(dtype)?);
         function.ok_or_else(|| Error::Internal(format!("no norm of {dtype}")))
     }

@@ -24,6 +24,7 @@ mod shape;
 mod slab;
 mod state;
 mod trial;
+mod unrolled;
 mod verdicts;
 
 pub(super) use facts::{address_of, settle_ordinal};

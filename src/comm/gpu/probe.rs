@@ -47,8 +47,8 @@ impl GpuProber<'_> {
         self.memory.write(stream, 0, &vec![0; words * size_of::<u64>()])?;
         let barrier = self.memory.ptr();
         let result = barrier + (BARRIER_WORDS * size_of::<u64>()) as u64;
-        let args = self.gpu.any_step()?;
-        let params = launch_of(shot, self.gpu.layout(), args, result, barrier);
+        let step = self.gpu.any_step()?;
+        let params = launch_of(shot, self.gpu.layout(), step, result, barrier);
         let shape = LaunchShape {
             blocks: shot.blocks,
             threads: THREADS,

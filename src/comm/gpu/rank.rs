@@ -4,6 +4,7 @@
 use super::shape::{Shape, ShapeRule};
 use super::slab::{Peer, Slab};
 use super::state::DeviceState;
+use super::unrolled::{may_be_unrolled, UnrolledArgs};
 use crate::bootstrap::{Steps, CHANNELS};
 use crate::comm::call::Call;
 use crate::comm::fault::{error_of, Fault};
@@ -64,14 +65,21 @@ pub(super) struct LastCall {
 }
 
 pub(super) struct Launcher {
-    /// Arguments by plan and channel, complete but for the call's own.
-    prepared: Vec<Vec<pl_args>>,
+    /// By plan and channel.
+    prepared: Vec<Vec<Prepared>>,
     /// Calls made on each channel.
     calls: Steps,
     /// By channel.
     pub(super) last: Vec<LastCall>,
     graphs: [u64; GRAPHS_REMEMBERED],
     pub(super) captured: usize,
+}
+
+/// Arguments complete but for the call's own.
+struct Prepared {
+    args: pl_args,
+    /// For the kernels with unrolled loops, where the table has the form.
+    unrolled: Option<UnrolledArgs>,
 }
 
 // SAFETY: the pointers in the prepared arguments are device addresses, which no thread follows; what they refer to lives as
@@ -104,20 +112,22 @@ impl GpuRank {
             // SAFETY: integers and raw pointers, for which zero is a value.
             let mut args: pl_args = unsafe { std::mem::zeroed() };
             args.table = *plan.table;
-            args.geo = parts.layout.geometry(channel, plan.choice.protocol, &plan.table);
-            args.base = base;
-            args.state = parts.state.state();
-            args.channel = parts.state.channel(channel);
-            args.report = parts.state.report(channel);
-            args.partial =
+            args.step.geo = parts.layout.geometry(channel, plan.choice.protocol, &plan.table);
+            args.step.base = base;
+            args.step.state = parts.state.state();
+            args.step.channel = parts.state.channel(channel);
+            args.step.report = parts.state.report(channel);
+            args.step.partial =
                 partial.as_ref().map_or(0, |p| p.ptr() + (scratch * channel) as u64) as *mut _;
-            args.launch = 1;
-            args.proto = plan.choice.protocol as u32;
-            args.algo = plan.choice.algorithm as u32;
-            args.check = parts.check.into();
-            args.yield_ = 1;
-            args.host_staged = (parts.lane == Lane::Host).into();
-            args
+            args.step.launch = 1;
+            args.step.proto = plan.choice.protocol as u32;
+            args.step.algo = plan.choice.algorithm as u32;
+            args.step.check = parts.check.into();
+            args.step.yield_ = 1;
+            args.step.host_staged = (parts.lane == Lane::Host).into();
+            (args.step.n, args.step.rank) = (plan.table.n.into(), rank as u32);
+            let unrolled = UnrolledArgs::new(&plan.table, &args.step, plan.choice.protocol);
+            Prepared { args, unrolled }
         };
         let prepared = plans
             .all()
@@ -187,15 +197,13 @@ impl GpuRank {
     }
 
     /// Arguments of a step, whichever, complete but for the call's own.
-    pub(super) fn any_step(&self) -> Result<pl_args> {
-        let mut args = *self
-            .lock()
-            .prepared
-            .first()
-            .and_then(|plan| plan.first())
-            .ok_or_else(|| Error::Internal("a rank without plans".into()))?;
-        args.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
-        Ok(args)
+    pub(super) fn any_step(&self) -> Result<pl_step> {
+        let launcher = self.lock();
+        let prepared = launcher.prepared.first().and_then(|plan| plan.first());
+        let mut step =
+            prepared.ok_or_else(|| Error::Internal("a rank without plans".into()))?.args.step;
+        step.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
+        Ok(step)
     }
 
     /// Why it is over, if it is.
@@ -298,53 +306,72 @@ impl GpuRank {
     ) -> Result<u64> {
         let protocol = plan.choice.protocol;
         let kernels = &self.parts.state.kernels;
-        let kernel = match call.rows() {
-            None => kernels.get(call.dtype, call.op, protocol, &plan.table)?,
-            Some(_) => kernels.fused(call.dtype, protocol, &plan.table)?,
-        };
         launcher.calls[channel] += 1;
         let number = launcher.calls[channel];
-        let args = &mut launcher.prepared[index][channel];
+        let Prepared { args, unrolled } = &mut launcher.prepared[index][channel];
+        let mut unrolled = unrolled.as_mut().filter(|_| may_be_unrolled(call));
         let step = plan.step_elements(call)?;
-        args.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
-        args.call = number;
-        args.signature = signature(call, plan.choice);
-        args.dtype = call.dtype as u32;
-        args.op = call.op as u32;
+        args.step.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
+        args.step.call = number;
+        args.step.signature = signature(call, plan.choice);
+        args.step.dtype = call.dtype as u32;
+        args.step.op = call.op as u32;
         let (mut steps, mut done) = (0, 0u64);
         while done < call.count as u64 {
             let count = step.min(call.count as u64 - done);
             let offset = done as usize * call.dtype.size();
-            args.input = call.input.wrapping_byte_add(offset);
-            args.output = call.output.wrapping_byte_add(offset);
-            args.count = count;
+            args.step.input = call.input.wrapping_byte_add(offset);
+            args.step.output = call.output.wrapping_byte_add(offset);
+            args.step.count = count;
             let shape = match &call.norm {
                 Some(norm) if norm.fused => {
-                    norm.prepare(args, call.dtype, done, count);
-                    self.parts.rule.rows(args.rows)
+                    norm.prepare(&mut args.step, call.dtype, done, count);
+                    self.parts.rule.rows(args.step.rows)
                 }
                 _ => {
-                    (args.rows, args.width) = (0, 0);
+                    (args.step.rows, args.step.width) = (0, 0);
                     let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
-                    self.parts.rule.shape(&plan.table, &args.geo, protocol, packs)
+                    self.parts.rule.shape(&plan.table, &args.step.geo, protocol, packs)
                 }
             };
-            args.chunk_packs = shape.chunk_packs;
+            args.step.chunk_packs = shape.chunk_packs;
+            let shape = launch_shape(shape);
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped at `base` until
             // the sticky word is set; state and report live as long as the rank and every graph that captured it; the
             // caller vouches for input and output; the channel's owner word refuses a second launch.
-            unsafe { kernel.launch(entered, stream, &launch_shape(shape), args)? };
+            unsafe {
+                let launched = match &mut unrolled {
+                    Some(unrolled) => unrolled.launch(
+                        kernels,
+                        entered,
+                        stream,
+                        &shape,
+                        &args.step,
+                        &plan.table,
+                    )?,
+                    None => false,
+                };
+                match call.rows() {
+                    _ if launched => {}
+                    None => kernels
+                        .get(call.dtype, call.op, protocol, &plan.table)?
+                        .launch(entered, stream, &shape, args)?,
+                    Some(_) => kernels
+                        .fused(call.dtype, protocol, &plan.table)?
+                        .launch(entered, stream, &shape, args)?,
+                }
+            }
             steps += 1;
             done += count;
         }
         if let Some(norm) = call.norm_after() {
-            args.output = call.output;
-            norm.prepare(args, call.dtype, 0, call.count as u64);
-            let shape = ShapeRule::alone(args.rows);
+            args.step.output = call.output;
+            norm.prepare(&mut args.step, call.dtype, 0, call.count as u64);
+            let shape = ShapeRule::alone(args.step.rows);
             let kernel = kernels.norm(call.dtype)?;
             // SAFETY: the caller vouches for all buffers of the call. Of a sum that failed NaN is left, which makes NaN of
             // both outputs.
-            unsafe { kernel.launch(entered, stream, &launch_shape(shape), args)? };
+            unsafe { kernel.launch(entered, stream, &launch_shape(shape), &args.step)? };
         }
         Ok(steps)
     }

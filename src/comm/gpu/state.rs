@@ -53,9 +53,9 @@ impl DeviceState {
         let memory = DeviceMemory::new(context, DEVICE_BYTES)?;
         let mut image = vec![0u8; DEVICE_BYTES];
         for channel in 0..CHANNELS {
-            // The first field is the epoch: steps are counted from 1.
-            let at = CHANNELS_AT + channel * STRIDE;
-            image[at..at + 8].copy_from_slice(&1u64.to_le_bytes());
+            // Steps are counted from 1. The other fields are 0.
+            let at = CHANNELS_AT + channel * STRIDE + std::mem::offset_of!(pl_channel, turn);
+            image[at..at + 8].copy_from_slice(&pl_channel::idle_at(1).turn.to_ne_bytes());
         }
         memory.write(&stream, 0, &image)?;
         Ok(DeviceState { memory, page, stream, kernels })

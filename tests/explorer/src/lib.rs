@@ -21,6 +21,8 @@ pub struct Case {
     pub slab_log2: u32,
     /// `pl_args[steps][n]`.
     pub args: *const c_void,
+    /// `pl_unrolled_7[steps][n]`; where it has phases it is run in place of `args`, in the shape of a GPU.
+    pub unrolled: *const c_void,
 }
 
 /// `explorer_outcome`.
@@ -42,7 +44,7 @@ extern "C" {
 /// Runs a case.
 ///
 /// # Safety
-/// `arena` holds `n` slabs of `1 << slab_log2` bytes; `args` is `pl_args[steps][n]`, each valid over those slabs, with
+/// `arena` holds `n` slabs of `1 << slab_log2` bytes; `args` and `unrolled` are `[steps][n]`, each valid over those slabs, with
 /// nothing that another thread touches.
 pub unsafe fn run(case: &Case) -> Outcome {
     let mut out = Outcome::default();

@@ -14,7 +14,7 @@ use crate::errors::{
 use crate::stream::{enqueue, resolve};
 use crate::table::Table;
 use cudarc::driver::sys::{CUfunction_attribute as A, CUlaunchConfig};
-use launch::pl_args;
+use launch::{pl_args, pl_step, pl_unrolled_1, pl_unrolled_15, pl_unrolled_3, pl_unrolled_7};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +33,15 @@ static MODULES: Table<()> = Table::new();
 static FUNCTIONS: Table<Function> = Table::new();
 static KERNELS: Mutex<BTreeMap<String, (HostKernel, usize)>> = Mutex::new(BTreeMap::new());
 static LAUNCHES: AtomicU64 = AtomicU64::new(1);
+
+/// Sizes of the parameters of kernels that make a step. Those of the tests' own kernels are other ones.
+const STEPS: [usize; 5] = [
+    size_of::<pl_args>(),
+    size_of::<pl_unrolled_1>(),
+    size_of::<pl_unrolled_3>(),
+    size_of::<pl_unrolled_7>(),
+    size_of::<pl_unrolled_15>(),
+];
 
 pub fn live_modules() -> usize {
     MODULES.len()
@@ -111,11 +120,11 @@ unsafe fn launch_kernel(
         &stream,
         Arc::new(move || {
             let mut words = words.clone();
-            if function.bytes == size_of::<pl_args>() {
+            if STEPS.contains(&function.bytes) {
                 // Every launch has an id of its own, every replay of one node included, like %gridid on a GPU.
-                let args: *mut pl_args = words.as_mut_ptr().cast();
-                // SAFETY: the copy is a `pl_args`, by its size, and aligned.
-                unsafe { (*args).launch = LAUNCHES.fetch_add(1, Ordering::Relaxed) };
+                let step: *mut pl_step = words.as_mut_ptr().cast();
+                // SAFETY: the copy is the struct of a step, by its size, aligned, and begins with a `pl_step`.
+                unsafe { (*step).launch = LAUNCHES.fetch_add(1, Ordering::Relaxed) };
             }
             // SAFETY: the host kernel of this name takes a pointer to this struct.
             unsafe { (function.run)(words.as_ptr().cast()) };

@@ -4,7 +4,6 @@
 use peerlane_core::device::cuda::{
     Capture, CaptureMode, Context, Device, DeviceMemory, Driver, Event, GraphExec, Stream,
 };
-use peerlane_core::launch::{pl_args, pl_probe};
 use peerlane_nccl_core::stats::Stats;
 use peerlane_nccl_core::types::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
@@ -93,10 +92,7 @@ impl World {
             .env(ROLE, format!("{way:?} {rank} {n} {}", self.dir.path().display()))
             .env("LD_LIBRARY_PATH", path)
             .env("FAKECUDA_RANK", rank.to_string())
-            .env(
-                "FAKECUDA_KERNEL_MAP",
-                "pl_all_reduce_=pl_host_all_reduce,pl_add_rms_norm_=pl_host_add_rms_norm",
-            )
+            .env("FAKECUDA_KERNEL_MAP", hostkernels::REGISTERED)
             .env("PEERLANE_KERNELS", kernels)
             .env("PEERLANE_RUN_DIR", run)
             .env("PEERLANE_SLAB", "4M")
@@ -254,55 +250,17 @@ macro_rules! rest {
 }
 peerlane_nccl_core::for_each_forwarded!(rest);
 
-unsafe extern "C" fn run(args: *const pl_args) {
-    // SAFETY: the stand-in driver passes a copy of the launch's parameter.
-    let done = unsafe { peerlane_core::device::cpu::all_reduce(&*args) };
-    if let Err(error) = done {
-        panic!("{error}");
-    }
-}
-
-unsafe extern "C" fn norm(args: *const pl_args) {
-    // SAFETY: as above.
-    let done = unsafe { peerlane_core::device::cpu::add_rms_norm(&*args) };
-    if let Err(error) = done {
-        panic!("{error}");
-    }
-}
-
-unsafe extern "C" fn probe(args: *const pl_probe) {
-    // SAFETY: as above.
-    let done = unsafe { peerlane_core::device::cpu::probe(&*args) };
-    if let Err(error) = done {
-        panic!("{error}");
-    }
-}
-
 fn register_kernels() {
     type Register =
         unsafe extern "C" fn(*const c_char, unsafe extern "C" fn(*const c_void), usize) -> u32;
     let driver = dlopen(&driver().join("libcuda.so.1"));
-    // SAFETY: the exported function's own type; each kernel is called with a pointer to the struct whose size is given.
-    unsafe {
-        let register: Register = std::mem::transmute(dlsym(driver, "fakecuda_register_kernel"));
-        let all_reduce = std::mem::transmute::<
-            unsafe extern "C" fn(*const pl_args),
-            unsafe extern "C" fn(*const c_void),
-        >(run);
-        let norm = std::mem::transmute::<
-            unsafe extern "C" fn(*const pl_args),
-            unsafe extern "C" fn(*const c_void),
-        >(norm);
-        let probe = std::mem::transmute::<
-            unsafe extern "C" fn(*const pl_probe),
-            unsafe extern "C" fn(*const c_void),
-        >(probe);
-        for (name, kernel, bytes) in [
-            (c"pl_host_all_reduce", all_reduce, size_of::<pl_args>()),
-            (c"pl_host_add_rms_norm", norm, size_of::<pl_args>()),
-            (c"pl_probe_lane", probe, size_of::<pl_probe>()),
-        ] {
-            assert_eq!(register(name.as_ptr(), kernel, bytes), 0);
+    for kernel in hostkernels::kernels() {
+        let name = CString::new(kernel.symbol).unwrap();
+        // SAFETY: the exported function's own type; each kernel is called with a pointer to the struct whose size is
+        // given.
+        unsafe {
+            let register: Register = std::mem::transmute(dlsym(driver, "fakecuda_register_kernel"));
+            assert_eq!(register(name.as_ptr(), kernel.run, kernel.bytes), 0);
         }
     }
 }

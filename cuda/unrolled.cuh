@@ -1,0 +1,279 @@
+// The hot path: schedules of one or two phases by a word protocol, with the loops over peers unrolled.
+//
+// It does what the walk over the table does (all_reduce.cuh), pack for pack and in the same order, but what depends on
+// the table alone has been worked out by the host: where a slot is, which packs a piece has, which leaf of the sum an
+// operand is. At these sizes the time of a step is the latency of its chain of instructions, and a walk has a thousand.
+//
+// The rules of the walk hold here too. Phase-major: in a phase all sends come first, then all waits. Pack j of every
+// piece belongs to the same thread in all phases, so phases need no synchronisation among threads; pack 0 belongs to
+// block 0, on which clear_old_tags relies.
+//
+// The host hands over only what needs no care at its edges: whole packs, aligned buffers, sums and averages.
+#ifndef PEERLANE_UNROLLED_CUH
+#define PEERLANE_UNROLLED_CUH
+
+#include "add_rms_norm.cuh"
+#include "fold.cuh"
+#include "step.cuh"
+
+namespace PL_NAMESPACE {
+
+// The structs of launch.h by K, the most sends of a phase.
+template <uint32_t K>
+struct Fan;
+#define PL_FAN(K)                        \
+  template <>                            \
+  struct Fan<K> {                        \
+    using Args = pl_unrolled_##K;        \
+    using Phase = pl_unrolled_phase_##K; \
+  };
+PL_FAN(1)
+PL_FAN(3)
+PL_FAN(7)
+PL_FAN(15)
+#undef PL_FAN
+
+// Which packs this thread takes. Without rows the grid takes turns over a piece. Rows are tiles, and one block's each.
+template <bool ROWS>
+struct Turns {
+  uint32_t row, rows, row_step;  // ROWS
+  uint32_t first, step;          // of a piece
+
+  PL_FN explicit Turns(const Step& s)
+      : row(ROWS ? dev::block() : 0),
+        rows(ROWS ? uint32_t(s.rows) : 1),
+        row_step(ROWS ? dev::blocks() : 1),
+        first((ROWS ? dev::tid() : dev::block() * dev::threads() + dev::tid()) * dev::STRIP),
+        step((ROWS ? dev::threads() : dev::blocks() * dev::threads()) * dev::STRIP) {}
+
+  // Whether no thread takes more than one pack of a piece, so that a result need not be fetched back from memory.
+  PL_FN bool once(uint32_t widest) const { return widest <= step && rows <= row_step; }
+
+  // Calls `f(row, j)` until it returns false.
+  template <class F>
+  PL_FN bool each(uint32_t widest, F f) const {
+    PL_ROLL
+    for (uint32_t r = row; r < rows; r += row_step) PL_ROLL
+    for (uint32_t j = first; j < widest; j += step)
+      if (!f(r, j)) return false;
+    return true;
+  }
+};
+
+// Packs from j on of a piece that has `packs` of them (per row), `first` where it begins in the tile.
+template <class D, bool ROWS>
+PL_FN Span span_of(const Step& s, uint32_t row, uint32_t j, uint32_t first, uint32_t packs) {
+  Span span;
+  span.in_piece = ROWS ? row * packs + j : j;
+  span.in_tile = ROWS ? row * uint32_t(s.packs) + first + j : first + j;
+  span.packs = dev::STRIP == 1 || packs - j > dev::STRIP ? dev::STRIP : packs - j;
+  span.elems = span.packs * elements<D>();
+  span.bytes = span.packs * PL_PACK_BYTES;
+  return span;
+}
+
+template <class D, class P, uint32_t K, bool ROWS>
+struct Unrolled {
+  using Phase = typename Fan<K>::Phase;
+  static constexpr uint32_t LEAVES = K + 1;
+
+  Step& s;
+  const typename Fan<K>::Args& u;
+  const Turns<ROWS> turns;
+  uint64_t half = 0;   // offset of the half that the step uses
+  dev::Raw carried;    // the result of the last sum, where there is but one
+  dev::Raw source[K];  // what the next sends carry; [0] for all if they have one source
+
+  PL_FN Unrolled(Step& step, const typename Fan<K>::Args& args) : s(step), u(args), turns(step) {}
+
+  PL_FN void load(const Phase& ph, uint32_t row, uint32_t j) {
+    const bool kept = !dev::HOST && ph.result && turns.once(u.widest);
+    if (ph.one_source) {
+      if (kept) {
+        dev::same_view(source[0], carried);
+      } else if (j < ph.send_packs[0]) {
+        load_pack(source[0], ph, row, j, 0);
+      }
+      return;
+    }
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k)
+      if (j < ph.send_packs[k]) load_pack(source[k], ph, row, j, k);
+  }
+  PL_FN void load_pack(dev::Raw& raw, const Phase& ph, uint32_t row, uint32_t j, uint32_t k) {
+    const Span span = span_of<D, ROWS>(s, row, j, ph.send_first[k], ph.send_packs[k]);
+    dev::pack_load(raw, ph.result ? output_at(s, span.in_tile) : input_at(s, span.in_tile));
+  }
+
+  PL_FN void send(const Phase& ph, uint32_t row, uint32_t j) {
+    // Two loops: which source it is would otherwise be an index into registers.
+    if (ph.one_source) {
+      PL_EACH
+      for (uint32_t k = 0; k < K; ++k)
+        if (j < ph.send_packs[k]) send_to(ph, row, j, k, source[0]);
+    } else {
+      PL_EACH
+      for (uint32_t k = 0; k < K; ++k)
+        if (j < ph.send_packs[k]) send_to(ph, row, j, k, source[k]);
+    }
+  }
+  PL_FN void send_to(const Phase& ph, uint32_t row, uint32_t j, uint32_t k, const dev::Raw& raw) {
+    const Span span = span_of<D, ROWS>(s, row, j, ph.send_first[k], ph.send_packs[k]);
+    char* to = reinterpret_cast<char*>(ph.to[k] + half) + span.in_piece * P::PACK_BYTES;
+    P::put_at(s, to, span, raw, false);
+  }
+
+  PL_FN char* slot(const Phase& ph, uint32_t k, const Span& span) const {
+    return reinterpret_cast<char*>(ph.at[k] + half) + span.in_piece * P::PACK_BYTES;
+  }
+
+  // Waits for the operands in `wanted`. On a GPU the others are read as well: a branch would keep the loads from being
+  // in flight together.
+  template <class SpanOf>
+  PL_FN bool gather(const Phase& ph, uint32_t wanted, SpanOf span, dev::Raw (&raw)[LEAVES]) {
+    uint32_t missing = 0;
+    return await(
+        s,
+        [&] {
+          missing = 0;
+          PL_EACH
+          for (uint32_t k = 0; k < LEAVES; ++k) {
+            if (dev::HOST && !(wanted >> k & 1)) continue;
+            const Span at = span(k);
+            missing |= uint32_t(!P::template arrived_at<false>(s, slot(ph, k, at), at, raw[k], false)) << k;
+          }
+          missing &= wanted;
+          return missing == 0;
+        },
+        [&] { return uint32_t(ph.from[dev::lowest_bit(missing)]); });
+  }
+  template <class SpanOf>
+  PL_FN void rearm(const Phase& ph, uint32_t read, SpanOf span) {
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k)
+      if (read >> k & 1) P::rearm_at(slot(ph, k, span(k)), span(k), false);
+  }
+
+  // All operands of one piece, along the balanced tree: see add_tree in fold.cuh.
+  PL_FN bool sum(const Phase& ph, uint32_t row, uint32_t j) {
+    const Span span = span_of<D, ROWS>(s, row, j, ph.item_first[0], ph.item_packs[0]);
+    const auto same = [&](uint32_t) { return span; };
+    dev::Raw raw[LEAVES], mine;
+    const uint32_t own = ph.present & ~ph.remote;
+    if (own) dev::pack_load(mine, input_at(s, span.in_tile));
+    if (!gather(ph, ph.remote, same, raw)) return false;
+    rearm(ph, ph.remote, same);
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k)
+      if (own >> k & 1) dev::same_view(raw[k], mine);
+    dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
+    const uint32_t n = extent<D>(span), ranks = s.a.n;
+    const bool average = s.a.op == PL_AVG;
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) {
+      typename D::A x[LEAVES];
+      PL_EACH
+      for (uint32_t k = 0; k < LEAVES; ++k) x[k] = D::up(dev::In<typename D::T>(raw[k])[i]);
+      PL_EACH
+      for (uint32_t half = LEAVES / 2, width = 1; half > 0; half /= 2, width *= 2) PL_EACH
+      for (uint32_t k = 0; k < half; ++k)
+        x[k] = ph.present >> ((2 * k + 1) * width) & 1 ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
+      out.set(i, D::down(average ? Arith<typename D::A>::div(x[0], ranks) : x[0]));
+    }
+    out.flush_whole();
+    out.keep(carried);
+    return true;
+  }
+
+  // Every operand is the result of its piece: the bytes as they came.
+  PL_FN bool copy(const Phase& ph, uint32_t row, uint32_t j) {
+    const auto own = [&](uint32_t k) { return span_of<D, ROWS>(s, row, j, ph.item_first[k], ph.item_packs[k]); };
+    uint32_t wanted = 0;
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k) wanted |= uint32_t(j < ph.item_packs[k]) << k;
+    dev::Raw raw[LEAVES];
+    if (!gather(ph, wanted, own, raw)) return false;
+    rearm(ph, wanted, own);
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k)
+      if (wanted >> k & 1) dev::pack_store(output_at(s, own(k).in_tile), raw[k], own(k).bytes);
+    return true;
+  }
+
+  PL_FN bool fold(const Phase& ph, uint32_t row, uint32_t j) {
+    if (ph.fold == PL_FOLD_SUM) return j >= ph.item_packs[0] || sum(ph, row, j);
+    return ph.fold == PL_FOLD_NONE || copy(ph, row, j);
+  }
+
+  PL_FN bool run() {
+    clear_old_tags(s);
+    half = (s.epoch & 1) * s.a.geo.half_bytes;
+    PL_ROLL
+    for (uint32_t p = 0; p < u.phases; ++p) {
+      const Phase& ph = u.phase[p];
+      s.phase = p;
+      turns.each(u.widest, [&](uint32_t row, uint32_t j) {
+        // The first packs of all have been loaded while the step began.
+        if (p != 0 || j != turns.first || row != turns.row) load(ph, row, j);
+        send(ph, row, j);
+        return true;
+      });
+      if (!turns.each(u.widest, [&](uint32_t row, uint32_t j) { return fold(ph, row, j); })) return false;
+    }
+    return true;
+  }
+
+  // Over the packs of this block, as fill_own in all_reduce.cuh: every piece is the result of one phase.
+  PL_FN void fill_own() {
+    PL_ROLL
+    for (uint32_t p = 0; p < u.phases; ++p) {
+      const Phase& ph = u.phase[p];
+      const uint32_t pieces = ph.fold == PL_FOLD_NONE ? 0 : ph.fold == PL_FOLD_SUM ? 1 : LEAVES;
+      PL_ROLL
+      for (uint32_t k = 0; k < pieces; ++k)
+        turns.each(ph.item_packs[k], [&](uint32_t row, uint32_t j) {
+          const Span span = span_of<D, ROWS>(s, row, j, ph.item_first[k], ph.item_packs[k]);
+          fill_span<D>(s, span);
+          return true;
+        });
+    }
+  }
+};
+
+// One step: sums and averages of floats, by ll or sentinel.
+template <class D, class P, uint32_t K>
+PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
+  if (u.step.count == 0) return;  // an empty call is no step
+  Step s(u.step, u.step.count / elements<D>(), 0);
+  Unrolled<D, P, K, false> steps(s, u);
+  if (steps.turns.first < u.widest) steps.load(u.phase[0], 0, steps.turns.first);
+  if (begin(s) == Entry::Refused) {
+    steps.fill_own();
+    return;
+  }
+  bool ok = may_run(s);
+  if (ok) ok = steps.run();
+  end<D>(s, ok, P::REARMS, [&] { steps.fill_own(); });
+}
+
+// The same with add + RMSNorm: see all_reduce_add_rms_norm in all_reduce.cuh.
+template <class D, class P, uint32_t K>
+PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
+  if (u.step.rows == 0) return;
+  Step s(u.step, u.step.width / elements<D>(), u.step.rows);
+  Unrolled<D, P, K, true> steps(s, u);
+  if (steps.turns.first < u.widest && steps.turns.row < steps.turns.rows)
+    steps.load(u.phase[0], steps.turns.row, steps.turns.first);
+  if (begin(s) == Entry::Refused) {
+    steps.fill_own();
+    return;
+  }
+  bool ok = may_run(s);
+  if (ok) ok = steps.run();
+  if (!dev::any_in_block(!ok)) add_rms_norm<D>(u.step);
+  end<D>(s, ok, P::REARMS, [&] { steps.fill_own(); });
+}
+
+}  // namespace PL_NAMESPACE
+
+#endif

@@ -1,0 +1,85 @@
+//! Launches of the kernels with unrolled loops: the hot schedules' usual path.
+
+use super::kernels::{HasKernels, Kernels};
+use crate::comm::call::Call;
+use crate::device::cuda::{Entered, LaunchShape, StreamRef};
+use crate::error::Result;
+use crate::lane::Unrolled;
+use crate::launch::*;
+use crate::types::{DType, Op, Protocol, PACK_BYTES};
+
+/// A table laid out for the smallest of these kernels that has room for it.
+pub(super) enum UnrolledArgs {
+    One(Box<Unrolled<pl_unrolled_1>>),
+    Three(Box<Unrolled<pl_unrolled_3>>),
+    Seven(Box<Unrolled<pl_unrolled_7>>),
+    Fifteen(Box<Unrolled<pl_unrolled_15>>),
+}
+
+impl UnrolledArgs {
+    /// None where the table has another form.
+    pub fn new(table: &pl_table, step: &pl_step, protocol: Protocol) -> Option<Self> {
+        let boxed = Unrolled::new(table, step, protocol).map(|form| Self::One(Box::new(form)));
+        boxed
+            .or_else(|| Some(Self::Three(Box::new(Unrolled::new(table, step, protocol)?))))
+            .or_else(|| Some(Self::Seven(Box::new(Unrolled::new(table, step, protocol)?))))
+            .or_else(|| Some(Self::Fifteen(Box::new(Unrolled::new(table, step, protocol)?))))
+    }
+
+    /// Launches a step; false if there is no such kernel for it.
+    ///
+    /// # Safety
+    /// As for the launch of any step: see `GpuRank::launch`.
+    pub unsafe fn launch(
+        &mut self,
+        kernels: &Kernels,
+        entered: &Entered<'_>,
+        stream: StreamRef,
+        shape: &LaunchShape,
+        step: &pl_step,
+        table: &pl_table,
+    ) -> Result<bool> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::One(form) => launch(form, kernels, entered, stream, shape, step, table),
+                Self::Three(form) => launch(form, kernels, entered, stream, shape, step, table),
+                Self::Seven(form) => launch(form, kernels, entered, stream, shape, step, table),
+                Self::Fifteen(form) => launch(form, kernels, entered, stream, shape, step, table),
+            }
+        }
+    }
+}
+
+/// Whether a call is free of what these kernels have no code for: other operations, and edges inside a pack.
+pub(super) fn may_be_unrolled(call: &Call) -> bool {
+    let aligned = |at: usize| at.is_multiple_of(PACK_BYTES);
+    matches!(call.op, Op::Sum | Op::Avg)
+        && call.dtype.has_sentinel()
+        && aligned(call.count * call.dtype.size())
+        && aligned(call.input as usize)
+        && aligned(call.output as usize)
+}
+
+/// # Safety
+/// As for [`UnrolledArgs::launch`].
+unsafe fn launch<F: HasKernels>(
+    form: &mut Unrolled<F>,
+    kernels: &Kernels,
+    entered: &Entered<'_>,
+    stream: StreamRef,
+    shape: &LaunchShape,
+    step: &pl_step,
+    table: &pl_table,
+) -> Result<bool> {
+    let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
+    let Some(kernel) = F::of(kernels).get(dtype, protocol, step.rows != 0) else {
+        return Ok(false);
+    };
+    let elements = if step.rows != 0 { step.width } else { step.count };
+    let args = form.lay_out(table, elements * dtype.size() as u64 / PACK_BYTES as u64);
+    *args.step() = *step;
+    // SAFETY: the caller's promise; the struct is the kernel's own by its type.
+    unsafe { kernel.launch(entered, stream, shape, args)? };
+    Ok(true)
+}

@@ -1,0 +1,352 @@
+//! Tables laid out for the kernels with unrolled loops (`cuda/unrolled.cuh`): addresses instead of slots, packs instead of
+//! cuts, leaves of a complete tree instead of merges.
+//!
+//! What depends on the table and the slabs is worked out once, what depends on the size of the message once per size.
+
+use super::longest_piece;
+use crate::launch::*;
+use crate::types::Protocol;
+
+/// The arguments of a kernel with room for [`K`](Fan::K) sends and `K + 1` operands a phase.
+pub trait Fan: Copy {
+    /// Most sends of a phase.
+    const K: usize;
+    /// Everything zero.
+    fn zeroed() -> Self;
+    /// What every step has.
+    fn step(&mut self) -> &mut pl_step;
+    /// Number of phases, and packs of the longest piece.
+    fn head(&mut self) -> (&mut u32, &mut u32);
+    /// One of `PL_UNROLLED_PHASES` phases.
+    fn phase(&mut self, index: usize) -> PhaseMut<'_>;
+}
+
+/// The fields of a `pl_unrolled_phase_*`, see `cuda/launch.h`.
+#[allow(missing_docs)]
+pub struct PhaseMut<'a> {
+    pub to: &'a mut [u64],
+    pub at: &'a mut [u64],
+    pub send_first: &'a mut [u32],
+    pub send_packs: &'a mut [u32],
+    pub item_first: &'a mut [u32],
+    pub item_packs: &'a mut [u32],
+    pub fold: &'a mut u32,
+    pub present: &'a mut u32,
+    pub remote: &'a mut u32,
+    pub one_source: &'a mut u8,
+    pub result: &'a mut u8,
+    pub from: &'a mut [u8],
+}
+
+macro_rules! fans {
+    ($($k:literal $args:ident),*) => {$(
+        impl Fan for $args {
+            const K: usize = $k;
+            fn zeroed() -> Self {
+                // SAFETY: integers and raw pointers, for which zero is a value.
+                unsafe { std::mem::zeroed() }
+            }
+            fn step(&mut self) -> &mut pl_step {
+                &mut self.step
+            }
+            fn head(&mut self) -> (&mut u32, &mut u32) {
+                (&mut self.phases, &mut self.widest)
+            }
+            fn phase(&mut self, index: usize) -> PhaseMut<'_> {
+                let phase = &mut self.phase[index];
+                PhaseMut {
+                    to: &mut phase.to,
+                    at: &mut phase.at,
+                    send_first: &mut phase.send_first,
+                    send_packs: &mut phase.send_packs,
+                    item_first: &mut phase.item_first,
+                    item_packs: &mut phase.item_packs,
+                    fold: &mut phase.fold,
+                    present: &mut phase.present,
+                    remote: &mut phase.remote,
+                    one_source: &mut phase.one_source,
+                    result: &mut phase.result,
+                    from: &mut phase.from,
+                }
+            }
+        }
+    )*};
+}
+fans!(1 pl_unrolled_1, 3 pl_unrolled_3, 7 pl_unrolled_7, 15 pl_unrolled_15);
+
+const PHASES: usize = PL_UNROLLED_PHASES as usize;
+const RANKS: usize = PL_MAX_RANKS as usize;
+
+/// A table in this form, for steps of any size.
+#[derive(Clone, Copy, Debug)]
+pub struct Unrolled<F> {
+    args: F,
+    /// By phase, the piece of each send and of each operand; none where there is none.
+    sends: [[Option<u8>; RANKS]; PHASES],
+    items: [[Option<u8>; RANKS]; PHASES],
+    /// The tile for which the packs stand, and whether it is a row.
+    laid_out: Option<u64>,
+}
+
+impl<F: Fan> Unrolled<F> {
+    /// Lays `table` out over the slabs of `step`. None if it does not have the form: one or two phases of pushes in the
+    /// caller's type; in each at most `F::K` sends, of input, or of the one piece that the phase before has summed; then
+    /// one sum along the balanced tree into the result, or finished pieces of peers. So are `one_shot`, `two_shot` and
+    /// most `dual_owner`. `protocol` is a word protocol.
+    pub fn new(table: &pl_table, step: &pl_step, protocol: Protocol) -> Option<Self> {
+        let phases = table.phase.get(..usize::from(table.phases))?;
+        if protocol == Protocol::Flagged || table.pull != 0 || phases.len() > PHASES {
+            return None;
+        }
+        let mut form = Unrolled {
+            args: F::zeroed(),
+            sends: [[None; RANKS]; PHASES],
+            items: [[None; RANKS]; PHASES],
+            laid_out: None,
+        };
+        *form.args.step() = *step;
+        *form.args.head().0 = phases.len() as u32;
+        let slot = |rank: u8, slot: u8| {
+            let geo = &step.geo;
+            step.base[usize::from(rank)] + geo.data + u64::from(slot) * geo.slot_bytes
+        };
+        let mut summed = None;
+        for (index, phase) in phases.iter().enumerate() {
+            if phase.wire_f32 != 0 {
+                return None;
+            }
+            let sends = range(&table.send, phase.send0.into(), phase.sends.into())?;
+            let folds = range(&table.fold, phase.fold0.into(), phase.folds.into())?;
+            form.lay_sends(index, sends, summed, slot)?;
+            summed = form.lay_folds(index, table, folds, slot)?;
+        }
+        Some(form)
+    }
+
+    fn lay_sends(
+        &mut self,
+        index: usize,
+        sends: &[pl_send],
+        summed: Option<u8>,
+        slot: impl Fn(u8, u8) -> u64,
+    ) -> Option<()> {
+        let phase = self.args.phase(index);
+        let Some(first) = sends.first() else { return Some(()) };
+        let result = u32::from(first.src) == PL_SRC_RESULT;
+        let known = |send: &pl_send| match u32::from(send.src) {
+            PL_SRC_INPUT => !result,
+            PL_SRC_RESULT => result && summed == Some(send.piece),
+            _ => false,
+        };
+        if sends.len() > F::K || !sends.iter().all(known) {
+            return None;
+        }
+        *phase.result = result.into();
+        *phase.one_source = sends.iter().all(|send| send.piece == first.piece).into();
+        for (k, send) in sends.iter().enumerate() {
+            phase.to[k] = slot(send.peer, send.slot);
+            self.sends[index][k] = Some(send.piece);
+        }
+        Some(())
+    }
+
+    /// The piece that the phase sums, if it sums one.
+    fn lay_folds(
+        &mut self,
+        index: usize,
+        table: &pl_table,
+        folds: &[pl_fold],
+        slot: impl Fn(u8, u8) -> u64,
+    ) -> Option<Option<u8>> {
+        let rank = table.rank;
+        let result = |fold: &pl_fold| u32::from(fold.dst) == PL_DST_RESULT;
+        let items = |fold: &pl_fold| range(&table.item, fold.item0.into(), fold.items.into());
+        let remote = |item: &pl_item| u32::from(item.from) < PL_MAX_RANKS;
+        let plain = |item: &pl_item| {
+            item.wire_f32 == 0 && (remote(item) || u32::from(item.from) == PL_FROM_INPUT)
+        };
+        let leaves = F::K + 1;
+        let phase = self.args.phase(index);
+        let summed = match folds {
+            [] => return Some(None),
+            [fold] if fold.items > 1 => {
+                let items = items(fold)?;
+                if !result(fold)
+                    || fold.canonical == 0
+                    || items.len() > leaves
+                    || !items.iter().all(plain)
+                {
+                    return None;
+                }
+                *phase.fold = PL_FOLD_SUM;
+                for (at, item) in places(items.len(), leaves).into_iter().zip(items) {
+                    *phase.present |= 1 << at;
+                    if remote(item) {
+                        *phase.remote |= 1 << at;
+                        phase.at[at] = slot(rank, item.slot);
+                        phase.from[at] = item.from;
+                    }
+                }
+                self.items[index][0] = Some(fold.piece);
+                Some(fold.piece)
+            }
+            copies => {
+                if copies.len() > leaves {
+                    return None;
+                }
+                *phase.fold = PL_FOLD_COPIES;
+                for (k, fold) in copies.iter().enumerate() {
+                    match items(fold)? {
+                        [item] if result(fold) && plain(item) && remote(item) => {
+                            phase.at[k] = slot(rank, item.slot);
+                            phase.from[k] = item.from;
+                        }
+                        _ => return None,
+                    }
+                    self.items[index][k] = Some(fold.piece);
+                }
+                None
+            }
+        };
+        // A kernel reads all operands at once; where nothing arrives it reads again what is read anyway.
+        let some = *phase.at.iter().find(|at| **at != 0)?;
+        phase.at.iter_mut().filter(|at| **at == 0).for_each(|at| *at = some);
+        Some(summed)
+    }
+
+    /// The arguments for a step whose tile has `packs` packs, with everything but `step` set.
+    pub fn lay_out(&mut self, table: &pl_table, packs: u64) -> &mut F {
+        if self.laid_out == Some(packs) {
+            return &mut self.args;
+        }
+        self.laid_out = Some(packs);
+        let cut =
+            |p: u8| packs * u64::from(table.cut_num[usize::from(p)]) / u64::from(table.cut_den);
+        let span = |piece: Option<u8>| match piece {
+            // A step has fewer packs than a slab has bytes, which are fewer than 2^32.
+            Some(p) => (cut(p) as u32, (cut(p + 1) - cut(p)) as u32),
+            None => (0, 0),
+        };
+        for index in 0..PHASES {
+            let phase = self.args.phase(index);
+            for k in 0..F::K {
+                (phase.send_first[k], phase.send_packs[k]) = span(self.sends[index][k]);
+            }
+            for k in 0..=F::K {
+                (phase.item_first[k], phase.item_packs[k]) = span(self.items[index][k]);
+            }
+        }
+        *self.args.head().1 = longest_piece(table, packs) as u32;
+        &mut self.args
+    }
+}
+
+/// Where the leaves of the balanced tree over `leaves` operands stand in the complete tree over `room`: a node with m
+/// leaves gives ceil(m/2) to its left half and the rest to its right half.
+fn places(leaves: usize, room: usize) -> Vec<usize> {
+    fn place(leaves: usize, first: usize, room: usize, places: &mut Vec<usize>) {
+        match leaves {
+            0 => {}
+            1 => places.push(first),
+            _ => {
+                let left = leaves.div_ceil(2);
+                place(left, first, room / 2, places);
+                place(leaves - left, first + room / 2, room / 2, places);
+            }
+        }
+    }
+    let mut found = Vec::with_capacity(leaves);
+    place(leaves, 0, room, &mut found);
+    found
+}
+
+fn range<T>(all: &[T], first: usize, count: usize) -> Option<&[T]> {
+    all.get(first..first + count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{build, Islands};
+    use crate::types::{Algorithm, Direction};
+
+    fn step(n: usize) -> pl_step {
+        let mut step = *pl_unrolled_1::zeroed().step();
+        (step.geo.data, step.geo.slot_bytes, step.geo.half_bytes) = (4096, 1 << 10, 1 << 20);
+        for rank in 0..n {
+            step.base[rank] = (rank as u64 + 1) << 32;
+        }
+        step
+    }
+
+    fn tables(algorithm: Algorithm, islands: &str, n: usize) -> Vec<pl_table> {
+        let islands = if islands.is_empty() {
+            Islands::single(n).unwrap()
+        } else {
+            Islands::parse(n, islands).unwrap()
+        };
+        build(algorithm, &islands).unwrap().tables(Direction::Push).unwrap()
+    }
+
+    fn has_form<F: Fan>(tables: &[pl_table], protocol: Protocol) -> bool {
+        let step = step(tables.len());
+        tables.iter().all(|table| Unrolled::<F>::new(table, &step, protocol).is_some())
+    }
+
+    #[test]
+    fn the_hot_schedules_have_the_form_with_room_for_their_fan_in() {
+        for n in 2..=16 {
+            for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+                let tables = tables(algorithm, "", n);
+                assert_eq!(has_form::<pl_unrolled_1>(&tables, Protocol::Ll), n <= 2);
+                assert_eq!(has_form::<pl_unrolled_3>(&tables, Protocol::Ll), n <= 4);
+                assert_eq!(has_form::<pl_unrolled_7>(&tables, Protocol::Sentinel), n <= 8);
+                assert!(has_form::<pl_unrolled_15>(&tables, Protocol::Sentinel));
+                assert!(!has_form::<pl_unrolled_15>(&tables, Protocol::Flagged));
+            }
+        }
+        let dual = tables(Algorithm::DualOwner, "0-3,4-7", 8);
+        assert!(has_form::<pl_unrolled_7>(&dual, Protocol::Sentinel));
+    }
+
+    #[test]
+    fn others_are_walked() {
+        // Partial sums travel; a lone rank has no peer; some rank serves two pieces.
+        let hierarchical = tables(Algorithm::Hierarchical, "0-3,4-7", 8);
+        assert!(!has_form::<pl_unrolled_15>(&hierarchical, Protocol::Sentinel));
+        assert!(!has_form::<pl_unrolled_15>(&tables(Algorithm::OneShot, "", 1), Protocol::Ll));
+        let uneven = tables(Algorithm::DualOwner, "0-2,3", 4);
+        assert!(!has_form::<pl_unrolled_15>(&uneven, Protocol::Sentinel));
+    }
+
+    #[test]
+    fn leaves_stand_where_the_kernels_tree_looks_for_them() {
+        assert_eq!(places(2, 2), [0, 1]);
+        assert_eq!(places(3, 4), [0, 1, 2]);
+        assert_eq!(places(3, 8), [0, 2, 4]);
+        assert_eq!(places(5, 8), [0, 1, 2, 4, 6]);
+        assert_eq!(places(8, 8), (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn pieces_cover_the_tile_at_every_size() {
+        let all = tables(Algorithm::TwoShot, "", 5);
+        for table in &all {
+            let mut form =
+                Unrolled::<pl_unrolled_7>::new(table, &step(5), Protocol::Sentinel).unwrap();
+            for packs in [1, 4, 5, 897, 5] {
+                let args = form.lay_out(table, packs);
+                let mut covered = vec![0; packs as usize];
+                for phase in &args.phase {
+                    for (first, count) in phase.item_first.iter().zip(&phase.item_packs) {
+                        covered[*first as usize..][..*count as usize]
+                            .iter_mut()
+                            .for_each(|c| *c += 1);
+                        assert!(*count <= args.widest);
+                    }
+                }
+                assert!(covered.iter().all(|&c| c == 1), "{packs}: {covered:?}");
+            }
+        }
+    }
+}
