@@ -78,7 +78,8 @@ PL_FN uint64_t turn_id(const pl_step& a) { return dev::launch_id(a) % TURN_ID_MA
 
 enum class Entry : uint32_t { Run, Refused };
 
-// Every block enters here. The sticky word comes first: a replay after abort or destroy sends nothing.
+// Every block enters here. The sticky word comes first: a replay after abort or destroy sends nothing, and leaves
+// the channel as it was.
 //
 // One atomic OR both claims the channel and reads the epoch: a second round trip to memory would be paid by every step.
 // The first block of a launch finds no id and leaves its own, the others find their own. A block that finds another id
@@ -102,6 +103,7 @@ PL_FN Entry begin(Step& s) {
     epoch = valid_epoch(turn >> PL_TURN_ID_BITS);
     const uint64_t owner = turn & TURN_ID_MASK;
     if (abort != PL_REASON_NONE) {
+      if (owner == 0) dev::leave(&s.a.channel->turn, turn);
       epoch = 0;
     } else if (owner != 0 && owner != id) {
       s.epoch = epoch;

@@ -173,7 +173,8 @@ struct Unrolled {
     for (uint32_t i = 0; i < n; ++i) {
       typename D::A x[LEAVES];
       PL_EACH
-      for (uint32_t k = 0; k < LEAVES; ++k) x[k] = D::up(dev::In<typename D::T>(raw[k])[i]);
+      for (uint32_t k = 0; k < LEAVES; ++k)  // on a GPU an absent one is a register, on a CPU it would be no address
+        if (!dev::HOST || ph.present >> k & 1) x[k] = D::up(dev::In<typename D::T>(raw[k])[i]);
       PL_EACH
       for (uint32_t half = LEAVES / 2, width = 1; half > 0; half /= 2, width *= 2) PL_EACH
       for (uint32_t k = 0; k < half; ++k)
