@@ -36,7 +36,7 @@ pub struct Env {
     /// `PEERLANE_KERNELS`: a fatbin to load in place of the one that is built in, as `nvcc -fatbin cuda/kernels.cu` makes it
     /// from the same source: for a GPU newer than the build, or a build without nvcc.
     pub kernels: Option<PathBuf>,
-    /// `PEERLANE_PROBE`: `auto` (default), `off` or `always`; whether creation measures the lane, see [`ProbeMode`].
+    /// `PEERLANE_PROBE`: `auto` (default), `off`, `always` or `pairs`; whether creation measures the lane, see [`ProbeMode`].
     pub probe: Option<ProbeMode>,
     /// `PEERLANE_CACHE_DIR`: where verdicts on lanes are kept; default `$XDG_CACHE_HOME/peerlane`, else
     /// `$HOME/.cache/peerlane`.

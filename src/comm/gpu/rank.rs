@@ -169,6 +169,11 @@ impl GpuRank {
         text
     }
 
+    /// What [`describe`](Self::describe) was told.
+    pub fn lane_notes(&self) -> &[String] {
+        &self.notes
+    }
+
     /// What the probe found, once [`set_report`](Self::set_report) has said.
     pub fn report(&self) -> Option<&ProbeReport> {
         self.report.as_ref()

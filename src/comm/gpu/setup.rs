@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::log::log;
 use crate::probe::LaneVerdict;
-use crate::types::Lane;
+use crate::types::{Lane, ProbeMode};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -280,6 +280,7 @@ impl Setting<'_> {
                     islands: plans.islands(),
                     layout: &layout,
                     reach: plans.edges().into_iter().map(|peer| 1 << peer).sum(),
+                    every_pair: self.agreed.probe == ProbeMode::Pairs,
                 };
                 match probe::measure(mesh, &setting, &mut gpu.prober(&results), &fault)? {
                     Ok(report) => report,
