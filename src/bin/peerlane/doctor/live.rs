@@ -196,7 +196,7 @@ mod gpus {
     /// Until set-up gives up, unless `PEERLANE_SETUP_DEADLINE` says otherwise.
     const DEADLINE: Duration = Duration::from_secs(60);
     /// How much later a driver that answers no more is given up.
-    const GRACE: Duration = Duration::from_secs(15);
+    const GRACE: Duration = Duration::from_secs(10);
 
     pub fn measure(facts: &Facts, root: Option<&Path>) -> Live {
         let failed = |why: String| {

@@ -188,7 +188,8 @@ fn flags_that_are_late_are_a_finding_of_their_own() {
 
 #[test]
 fn writes_that_collapse_only_together_name_the_slowest_gpu() {
-    for (name, preferred) in [("1-socket-16-gpu-4-switches", true), ("2-socket-8-gpu-direct", false)]
+    for (name, preferred) in
+        [("1-socket-16-gpu-4-switches", true), ("2-socket-8-gpu-direct", false)]
     {
         let topology = described(name);
         let mut report = healthy(&topology);
@@ -201,7 +202,10 @@ fn writes_that_collapse_only_together_name_the_slowest_gpu() {
         let finding = only(&topology, &report);
         assert_eq!((finding.id, finding.severity), ("collapse", Severity::Slow));
         let address = topology.gpus[2].address.unwrap().to_string();
-        assert!(finding.evidence.contains(&format!("0.5 GB/s of GPU2 ({address})")), "{finding:#?}");
+        assert!(
+            finding.evidence.contains(&format!("0.5 GB/s of GPU2 ({address})")),
+            "{finding:#?}"
+        );
         assert!(finding.evidence.contains("alone 22.1"), "{finding:#?}");
         assert_eq!(finding.fix.starts_with("none needed"), preferred, "{name}: {finding:#?}");
     }
