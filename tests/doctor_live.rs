@@ -113,7 +113,7 @@ fn a_slow_direction_names_the_pair() {
     let fake = four_gpus("direction", true);
     let slow = format!("store:2-0=2.5,{HEALTHY}");
     let (status, report) = examine(&fake, &[("HOSTKERNELS_FABRIC", &slow)]);
-    assert_eq!(status, 1, "{report:#}");
+    assert_eq!((status, ids(&report)), (1, vec!["slow-direction", "shared-uplink"]), "{report:#}");
     let finding = finding(&report, "slow-direction");
     let evidence = finding["evidence"].as_str().unwrap();
     let pair = "GPU2 (0000:12:00.0) to GPU0 (0000:10:00.0), SYS: stores 2.5 GB/s, loads 44.1 GB/s";

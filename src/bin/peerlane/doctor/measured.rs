@@ -279,10 +279,10 @@ impl Judge<'_> {
             let alone = self.report.rate(access, together.scope, together.fan_out, false)?;
             let seat = self.fabric.seats.get(usize::from(together.worst_rank))?;
             self.topology.gpus[seat.gpu].link.gb_per_s()?;
-            let (single, left) = self.shares(together);
-            let healthy_alone = f64::from(alone.median) >= SLOW * single;
-            let share = f64::from(together.worst) / left;
-            (healthy_alone && share < COLLAPSED).then_some((together, alone, left, share))
+            let left = self.left(together);
+            // What is slow alone too is another finding's matter.
+            let share = f64::from(together.worst) / left.min(f64::from(alone.worst));
+            (share < COLLAPSED).then_some((together, alone, left, share))
         });
         let (together, alone, left, share) = collapsed.min_by(|a, b| a.3.total_cmp(&b.3))?;
         let gpu = self.gpu_of[usize::from(together.worst_rank)];
@@ -312,13 +312,12 @@ impl Judge<'_> {
         })
     }
 
-    /// GB/s that the links leave to the slowest rank of `rate`: if it sends alone, and if all send at once and nothing stays
-    /// below an uplink or on a side.
-    fn shares(&self, rate: &Rate) -> (f64, f64) {
+    /// GB/s that the links leave to the slowest rank of `rate` if all send at once, and nothing stays below an uplink or on a
+    /// side.
+    fn left(&self, rate: &Rate) -> f64 {
         let rank = usize::from(rate.worst_rank);
         let seat = &self.fabric.seats[rank];
-        let single = seat.link * NOMINAL.share(rate.fan_out.into());
-        let mut left = single;
+        let mut left = seat.link * NOMINAL.share(rate.fan_out.into());
         let others = |same: &dyn Fn(usize) -> bool| {
             (0..self.gpu_of.len()).filter(|r| same(*r)).count().max(1) as f64
         };
@@ -331,7 +330,7 @@ impl Judge<'_> {
             let sharing = others(&|r| self.fabric.seats[r].side == seat.side);
             left = left.min(self.fabric.sockets / sharing);
         }
-        (single, left)
+        left
     }
 }
 
