@@ -4,7 +4,7 @@
 //! needed, no library and no tool. Containers usually show the host's tree, so that GPUs which this process may not use
 //! are described too, and ranks in several containers see the same.
 
-use super::files::Files;
+use super::files::{printable, Files};
 use super::model::*;
 use super::{mistake, Acs, Address, Link, Rate, MAX_DEPTH, MAX_GPUS};
 use crate::error::{Error, Result};
@@ -112,7 +112,7 @@ impl Reader<'_> {
         if parts.len() > MAX_DEPTH || parts.last() != Some(&name) || parts.contains(&".") {
             return Err(Error::InvalidArgument(format!(
                 "{place}: points to '{}', which does not end in {name}; copy /sys with links as they are",
-                target.chars().take(200).collect::<String>()
+                printable(&target.chars().take(200).collect::<String>())
             )));
         }
         let at = device_path(&target);

@@ -30,7 +30,6 @@ use live::Live;
 use peerlane::topology::Files;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -73,7 +72,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match examine(args) {
         Ok(status) => Ok(ExitCode::from(status)),
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "peerlane: {error:#}");
+            crate::complain(&error);
             Ok(ExitCode::from(Severity::Wrong as u8))
         }
     }
@@ -107,13 +106,10 @@ fn examine(args: &Args) -> Result<u8> {
         measured: live.as_ref().and_then(Live::json),
         status,
     };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(text(&report, live.as_ref()).as_bytes())?;
-    }
+    described::say(&match args.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => text(&report, live.as_ref()),
+    })?;
     Ok(status)
 }
 
@@ -124,14 +120,16 @@ fn text(report: &Report, live: Option<&Live>) -> String {
         text.push_str(&format!("note: {note}\n"));
     }
     for finding in report.findings {
+        // Words of files stand in there; the terminal is to show them, not to obey them.
+        let plain = |text: &str| text.replace(char::is_control, " ");
         text.push_str(&format!(
             "\n{} ({}): {}\n  seen: {}\n  cost: {}\n  fix:  {}\n",
             finding.severity.name(),
             finding.id,
-            finding.what,
-            finding.evidence,
-            finding.cost,
-            finding.fix
+            plain(&finding.what),
+            plain(&finding.evidence),
+            plain(&finding.cost),
+            plain(&finding.fix)
         ));
     }
     if let Some(Live::Measured(measured)) = live {
