@@ -205,6 +205,10 @@ fn where_there_is_nothing_to_measure_it_says_so() {
     let evidence = finding(&report, "not-judged")["evidence"].as_str().unwrap();
     assert!(evidence.contains("0000:13:00.0"), "{evidence}");
     assert_eq!(report["measured"]["lane"], "vmm");
+    // A GPU in slices takes no part.
+    let (_, report) = examine(&four_gpus("slices", true), &[("FAKECUDA_MIG", "3")]);
+    assert_eq!(report["measured"]["islands"], serde_json::json!([[0, 1], [2]]));
+    assert_eq!(finding(&report, "not-all-measured")["what"], "1 GPU(s) were left out");
     // Without a driver, GPUs cannot be measured.
     let (status, report) = examine(&fake, &[("LD_LIBRARY_PATH", "/nonexistent")]);
     assert_eq!((status, &finding(&report, "not-measured")["severity"]), (2, &"wrong".into()));
