@@ -88,8 +88,8 @@ fn single_pairs(steps: &[Step], reach: &[u32]) -> Vec<Step> {
     let n = reach.len();
     let mut pairs = Vec::new();
     for access in [Access::Store, Access::Load] {
-        for rank in 0..n {
-            for memory in (0..n).filter(|memory| reach[rank] >> memory & 1 == 1) {
+        for (rank, reach) in reach.iter().enumerate() {
+            for memory in (0..n).filter(|memory| reach >> memory & 1 == 1) {
                 let to: Vec<u32> = (0..n).map(|r| u32::from(r == rank) << memory).collect();
                 let known = steps.iter().any(|step| step.pair() == Some((access, rank, memory)));
                 if !known {
