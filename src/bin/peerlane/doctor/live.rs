@@ -16,10 +16,8 @@ pub enum Live {
     /// There is nothing to measure, and why.
     Nothing(String),
     /// GPUs are there, but they could not be measured.
-    Failed {
-        why: String,
-        fix: &'static str,
-    },
+    Failed { why: String, fix: &'static str },
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Measured(Measured),
 }
 
@@ -49,12 +47,7 @@ impl Live {
         match facts.driver.as_ref().map(|d| d.gpus.len()) {
             Some(0) => Live::Nothing("the driver shows no GPU".into()),
             Some(1) => Live::Nothing("the driver shows one GPU, and links join two".into()),
-            #[cfg(feature = "cuda")]
-            Some(_) => gpus::measure(facts, root),
-            _ => {
-                let _ = root;
-                without_cuda(facts)
-            }
+            _ => gpus::measure(facts, root),
         }
     }
 
@@ -170,13 +163,19 @@ impl Measured {
 }
 
 /// A build that knows no GPU.
-fn without_cuda(facts: &Facts) -> Live {
-    match facts.topology.gpus.len() {
-        0 => Live::Nothing("this box shows no NVIDIA GPU".into()),
-        count => Live::Failed {
-            why: format!("{count} GPU(s) are there, but this peerlane was built without CUDA"),
-            fix: "build it with `make`, which takes nvcc, or with the features cli and cuda",
-        },
+#[cfg(not(feature = "cuda"))]
+mod gpus {
+    use super::{Facts, Live};
+    use std::path::Path;
+
+    pub fn measure(facts: &Facts, _root: Option<&Path>) -> Live {
+        match facts.topology.gpus.len() {
+            0 => Live::Nothing("this box shows no NVIDIA GPU".into()),
+            count => Live::Failed {
+                why: format!("{count} GPU(s) are there, but this peerlane was built without CUDA"),
+                fix: "build it with `make`, which takes nvcc, or with the features cli and cuda",
+            },
+        }
     }
 }
 
