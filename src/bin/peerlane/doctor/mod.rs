@@ -83,7 +83,13 @@ fn examine(args: &Args) -> Result<u8> {
         Some(path) => described::root(path)?,
         None => Files::directory("/"),
     };
-    let facts = Facts::collect(files, args.root.is_none(), args.live)?;
+    let collect = || Facts::collect(files.clone(), args.root.is_none(), args.live);
+    let mut facts = collect()?;
+    let live = args.live.then(|| Live::measure(&facts, args.root.as_deref()));
+    if matches!(live, Some(Live::Measured(_))) {
+        // The links have just had work, so that their generation is what it is under load.
+        facts = collect()?;
+    }
     if let Some(path) = &args.capture {
         let bytes = capture::archive(&facts)?;
         std::fs::write(path, bytes)
@@ -91,7 +97,6 @@ fn examine(args: &Args) -> Result<u8> {
     }
     let mut findings: Vec<Finding> =
         fabric::RULES.iter().chain(system::RULES).flat_map(|rule| rule(&facts)).collect();
-    let live = args.live.then(|| Live::measure(&facts, args.root.as_deref()));
     if let Some(live) = &live {
         live.revise(&facts, &mut findings);
     }
