@@ -209,6 +209,11 @@ fn where_there_is_nothing_to_measure_it_says_so() {
     let (_, report) = examine(&four_gpus("slices", true), &[("FAKECUDA_MIG", "3")]);
     assert_eq!(report["measured"]["islands"], serde_json::json!([[0, 1], [2]]));
     assert_eq!(finding(&report, "not-all-measured")["what"], "1 GPU(s) were left out");
+    // A variable that makes no sense is no matter of the box.
+    let output = doctor("variables", &["--root", fake.path()], &[("PEERLANE_LANE", "nvlink")]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{error}");
+    assert!(error.contains("PEERLANE_LANE=nvlink") && error.lines().count() == 1, "{error}");
     // Without a driver, GPUs cannot be measured.
     let (status, report) = examine(&fake, &[("LD_LIBRARY_PATH", "/nonexistent")]);
     assert_eq!((status, &finding(&report, "not-measured")["severity"]), (2, &"wrong".into()));

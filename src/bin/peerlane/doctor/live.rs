@@ -3,6 +3,7 @@
 use super::facts::Facts;
 use super::finding::{Finding, Severity};
 use super::measured;
+use peerlane::env::Env;
 use peerlane::probe::ProbeReport;
 use peerlane::topology::Address;
 use serde_json::value::RawValue;
@@ -33,8 +34,8 @@ pub struct Measured {
 }
 
 impl Live {
-    /// Measures the GPUs that the driver shows. `root` describes the box where that is not `/`.
-    pub fn measure(facts: &Facts, root: Option<&Path>) -> Self {
+    /// Measures the GPUs that the driver shows, over what `variables` ask for. `root` describes the box where that is not `/`.
+    pub fn measure(facts: &Facts, variables: &Env, root: Option<&Path>) -> Self {
         if let Some(error) = facts.driver.as_ref().map(|d| &d.error).filter(|e| !e.is_empty()) {
             return match facts.topology.gpus.is_empty() {
                 true => {
@@ -47,7 +48,7 @@ impl Live {
         match facts.driver.as_ref().map(|d| d.gpus.len()) {
             Some(0) => Live::Nothing("the driver shows no GPU".into()),
             Some(1) => Live::Nothing("the driver shows one GPU, and links join two".into()),
-            _ => gpus::measure(facts, root),
+            _ => gpus::measure(facts, variables, root),
         }
     }
 
@@ -165,10 +166,10 @@ impl Measured {
 /// A build that knows no GPU.
 #[cfg(not(feature = "cuda"))]
 mod gpus {
-    use super::{Facts, Live};
+    use super::{Env, Facts, Live};
     use std::path::Path;
 
-    pub fn measure(facts: &Facts, _root: Option<&Path>) -> Live {
+    pub fn measure(facts: &Facts, _variables: &Env, _root: Option<&Path>) -> Live {
         match facts.topology.gpus.len() {
             0 => Live::Nothing("this box shows no NVIDIA GPU".into()),
             count => Live::Failed {
@@ -181,11 +182,10 @@ mod gpus {
 
 #[cfg(feature = "cuda")]
 mod gpus {
-    use super::{Facts, Live, Measured};
+    use super::{Env, Facts, Live, Measured};
     use anyhow::{bail, Result};
     use peerlane::bootstrap::UniqueId;
     use peerlane::comm::{create_all, Communicator, Config, Creation};
-    use peerlane::env::Env;
     use peerlane::types::MAX_RANKS;
     use peerlane::{Device, ProbeMode};
     use std::path::{Path, PathBuf};
@@ -197,16 +197,12 @@ mod gpus {
     /// How much later a driver that answers no more is given up.
     const GRACE: Duration = Duration::from_secs(10);
 
-    pub fn measure(facts: &Facts, root: Option<&Path>) -> Live {
+    pub fn measure(facts: &Facts, variables: &Env, root: Option<&Path>) -> Live {
         let failed = |why: String| {
             Live::Failed {
             why,
             fix: "peerlane's own words name the rank and the stage; look at the findings above, then at `dmesg` (Xid, IOMMU, AER)",
         }
-        };
-        let variables = match Env::read() {
-            Ok(variables) => variables,
-            Err(error) => return failed(error.to_string()),
         };
         let Some(driver) = &facts.driver else { return failed("no driver was asked".into()) };
         let whole = driver.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.mig);
@@ -222,6 +218,7 @@ mod gpus {
         let root = root.filter(|root| root.is_dir()).map(Path::to_path_buf);
         // A driver that hangs can be left, not stopped: the thread ends with the process.
         let (send, receive) = sync_channel(1);
+        let variables = variables.clone();
         let ordinals: Vec<u32> = seats.iter().map(|(ordinal, _)| *ordinal).collect();
         let began = std::thread::Builder::new().name("peerlane-live".into()).spawn(move || {
             let _ = send.send(probe(&ordinals, &variables, limit, root));

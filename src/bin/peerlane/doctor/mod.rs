@@ -27,6 +27,7 @@ use anyhow::{Context, Result};
 use facts::Facts;
 use finding::{Finding, Severity};
 use live::Live;
+use peerlane::env::Env;
 use peerlane::topology::Files;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -85,7 +86,10 @@ fn examine(args: &Args) -> Result<u8> {
     };
     let collect = || Facts::collect(files.clone(), args.root.is_none(), args.live);
     let mut facts = collect()?;
-    let live = args.live.then(|| Live::measure(&facts, args.root.as_deref()));
+    let live = match args.live {
+        true => Some(Live::measure(&facts, &Env::read()?, args.root.as_deref())),
+        false => None,
+    };
     if matches!(live, Some(Live::Measured(_))) {
         // The links have just had work, so that their generation is what it is under load.
         facts = collect()?;
