@@ -73,11 +73,23 @@ impl Files {
         Ok(self.read(path)?.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
     }
 
-    /// Names in a directory, sorted; empty where it is not there.
+    /// Names in a directory, sorted; empty where it is not there, or not for this user to read.
     pub fn list(&self, path: &str) -> Vec<String> {
-        match &self.held {
+        self.try_list(path).unwrap_or_default()
+    }
+
+    /// Names in a directory, sorted; empty where it is not there.
+    ///
+    /// # Errors
+    /// [`Error::System`] where it is there and cannot be read.
+    pub fn try_list(&self, path: &str) -> Result<Vec<String>> {
+        Ok(match &self.held {
             Held::Directory(root) => {
-                let Ok(entries) = std::fs::read_dir(root.join(path)) else { return Vec::new() };
+                let entries = match std::fs::read_dir(root.join(path)) {
+                    Ok(entries) => entries,
+                    Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                    Err(e) => return Err(Error::os(format!("reading {}", self.name(path)), &e)),
+                };
                 let mut names: Vec<String> =
                     entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
                 names.sort();
@@ -93,7 +105,7 @@ impl Files {
                 names.dedup();
                 names
             }
-        }
+        })
     }
 
     /// The target of a symbolic link; `None` if it is none or is not there.

@@ -25,7 +25,7 @@ pub fn from_sysfs(files: &Files) -> Result<Topology> {
         bridge_at: BTreeMap::new(),
     };
     reader.nodes()?;
-    let names = files.list(DEVICES);
+    let names = files.try_list(DEVICES)?;
     if names.is_empty() {
         reader.topology.notes.push(format!("no PCI bus: {} is empty", files.name(DEVICES)));
     }
@@ -330,6 +330,13 @@ mod tests {
             t.notes
         );
         assert!(from_sysfs(&Files::directory("/nonexistent")).unwrap().gpus.is_empty());
+        // One that cannot be listed is no box without GPUs.
+        let root = std::env::temp_dir().join(format!("peerlane-sysfs-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("sys/bus/pci")).unwrap();
+        std::fs::write(root.join(DEVICES), "").unwrap();
+        let error = from_sysfs(&Files::directory(&root)).unwrap_err().to_string();
+        std::fs::remove_dir_all(&root).unwrap();
+        assert!(error.contains("sys/bus/pci/devices failed: Not a directory"), "{error}");
     }
 
     #[test]

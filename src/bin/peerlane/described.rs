@@ -23,7 +23,7 @@ pub fn root(path: &Path) -> Result<Files> {
         }
     };
     // A mistyped name must not pass for a box without GPUs.
-    if files.list("sys").is_empty() {
+    if files.try_list("sys")?.is_empty() {
         bail!("{name}: there is no sys in it; it should hold a copy of /sys, as `peerlane doctor --capture` makes one");
     }
     Ok(files)
