@@ -14,6 +14,10 @@ pub fn check(read: peerlane::Result<Topology>) {
     let ranks: Vec<usize> = (0..topology.gpus.len().min(16)).collect();
     let Ok(found) = islands(&topology, &ranks) else { return assert!(ranks.is_empty()) };
     assert_eq!(found.islands.ranks(), ranks.len());
-    let Ok(model) = Model::new(&topology, &ranks, &found.islands, &NOMINAL) else { panic!("no model") };
-    assert!(model.choose(57_344, DType::BF16, |_| true).is_some_and(|line| line.us(57_344).is_finite()));
+    let Ok(model) = Model::new(&topology, &ranks, &found.islands, &NOMINAL) else {
+        panic!("no model")
+    };
+    assert!(model
+        .choose(57_344, DType::BF16, |_| true)
+        .is_some_and(|line| line.us(57_344).is_finite()));
 }

@@ -14,7 +14,9 @@ fuzz_target!(|data: &[u8]| {
         if let Some((path, target)) = line.split_once(" -> ") {
             return Some((path.to_owned(), Entry::Link(target.to_owned())));
         }
-        line.split_once(" = ").map(|(path, held)| (path.to_owned(), Entry::File(held.replace('|', "\n").into_bytes())))
+        line.split_once(" = ").map(|(path, held)| {
+            (path.to_owned(), Entry::File(held.replace('|', "\n").into_bytes()))
+        })
     };
     let files = Files::memory("fuzz", text.lines().filter_map(entry).collect());
     topology::check(from_sysfs(&files));
