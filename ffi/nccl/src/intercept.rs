@@ -164,11 +164,16 @@ forwarded_or_alone! {
 
 /// Follows a creation by NCCL: at once, or at the end of the group that it is in.
 unsafe fn follow(result: ncclResult_t, at: *mut ncclComm_t, nonblocking: bool) -> ncclResult_t {
-    if result != ncclSuccess || nonblocking || at.is_null() {
+    if ![ncclSuccess, ncclInProgress].contains(&result) || at.is_null() {
         return result;
     }
     // SAFETY: NCCL has written there.
     let handle = unsafe { *at };
+    // A communicator that was destroyed past this library may have had the address.
+    drop(table::remove(handle));
+    if result != ncclSuccess || nonblocking {
+        return result;
+    }
     if group::is_open() {
         group::coming(Coming { at, handle });
         return result;
@@ -318,6 +323,12 @@ pub unsafe fn ncclCommShrink(
         // SAFETY: the caller's promise.
         unsafe {
             let nonblocking = create::is_nonblocking(config);
+            if shrinkFlags as u32 & NCCL_SHRINK_ABORT != 0 {
+                // What is under way on the parent ends, ours too; its entry stays and says so.
+                if let Some(entry) = table::find(comm) {
+                    entry.abort();
+                }
+            }
             let result = forward::ncclCommShrink(
                 comm,
                 excludeRanksList,

@@ -41,9 +41,7 @@ impl Rank {
                 "{}",
                 self.last_error()
             );
-            let bytes: Vec<u8> = id.internal.iter().map(|b| *b as u8).collect();
-            std::fs::write(path.with_extension("tmp"), bytes).unwrap();
-            std::fs::rename(path.with_extension("tmp"), path).unwrap();
+            self.publish_id(name, &id);
             return id;
         }
         self.wait_for(name);
@@ -51,6 +49,22 @@ impl Rank {
             *to = from as _;
         }
         id
+    }
+
+    /// Makes an id known to the other ranks.
+    pub fn publish_id(&self, name: &str, id: &ncclUniqueId) {
+        let path = self.dir.join(name);
+        let bytes: Vec<u8> = id.internal.iter().map(|b| *b as u8).collect();
+        std::fs::write(path.with_extension("tmp"), bytes).unwrap();
+        std::fs::rename(path.with_extension("tmp"), path).unwrap();
+    }
+
+    /// A function of NCCL's, called without our library.
+    pub fn past_us<F: Copy>(&self, name: &str) -> F {
+        let found = dlsym(self.real.unwrap(), name);
+        assert!(found != 0 && size_of::<F>() == size_of::<usize>(), "{name}");
+        // SAFETY: the caller names the function's own type.
+        unsafe { std::mem::transmute_copy(&found) }
     }
 
     pub fn wait_for(&self, name: &str) {
