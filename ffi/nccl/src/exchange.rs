@@ -86,21 +86,31 @@ struct Place {
     run_dir: (u64, u64),
 }
 
+/// The host, so that ranks on several do not try to meet. Sandboxes without a boot id are told apart by their names.
+fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    if !boot.trim().is_empty() {
+        return boot.trim().to_owned();
+    }
+    let mut name = [0u8; 64];
+    // SAFETY: a buffer of this size; what does not fit is cut off.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+    format!("host {}", String::from_utf8_lossy(&name[..length]))
+}
+
 fn own_record(member: &Member) -> Record {
     let look = || -> Result<(Place, UniqueId)> {
         let env =
             settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
         Config::from_vars(member.n, env)?;
         let id = UniqueId::new()?;
-        let read = |path: &str| {
-            std::fs::read_to_string(path).map_err(|e| Error::os(format!("read({path})"), &e))
-        };
         let stat = |path: &std::path::Path| {
             std::fs::metadata(path).map_err(|e| Error::os(format!("stat({})", path.display()), &e))
         };
         let run_dir = stat(id.run_dir())?;
         let place = Place {
-            boot: read("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+            boot: host(),
             pids: stat("/proc/self/ns/pid".as_ref())?.ino(),
             user: run_dir.uid(),
             run_dir: (run_dir.dev(), run_dir.ino()),
@@ -308,6 +318,7 @@ mod tests {
         longest.id = vec![0xff; 128];
         longest.served = vec![(u32::MAX, u64::MAX); MAX_RANKS];
         longest.version = "100.100.100".into();
+        longest.place.as_mut().unwrap().boot = "x".repeat(host().len().max(68));
         assert_eq!(decode(&encode(&longest).unwrap()), Some(longest.clone()));
         longest.place = Err("x".repeat(REASON_BYTES));
         assert_eq!(decode(&encode(&longest).unwrap()), Some(longest));
