@@ -6,20 +6,35 @@ use super::{code, find};
 use crate::group;
 use crate::status::{fail, failed};
 use crate::types::*;
-use peerlane_core::{DType, Op};
+use peerlane_core::{DType, Op, Result};
 use std::ffi::{c_int, c_void};
+
+/// Whether a collective only moves elements, and so carries types that it could not sum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moves {
+    Only,
+    AndSums,
+}
+
+fn carried(dtype: ncclDataType_t, moves: Moves) -> Result<DType> {
+    match dtype {
+        ncclFloat8e4m3 | ncclFloat8e5m2 if moves == Moves::Only => Ok(DType::U8),
+        _ => DType::from_raw(dtype),
+    }
+}
 
 fn start(
     comm: ncclComm_t,
     dtype: ncclDataType_t,
     op: ncclRedOp_t,
+    moves: Moves,
     job: impl FnOnce(DType, Op) -> Job,
 ) -> ncclResult_t {
     let own = match find(comm) {
         Ok(own) => own,
         Err(code) => return code,
     };
-    let types = DType::from_raw(dtype).and_then(|dtype| Ok((dtype, Op::from_raw(op)?)));
+    let types = carried(dtype, moves).and_then(|dtype| Ok((dtype, Op::from_raw(op)?)));
     let (dtype, op) = match types {
         Ok(types) => types,
         Err(error) => return failed(&error),
@@ -42,7 +57,7 @@ pub unsafe fn all_reduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, op, |dtype, op| Job {
+    start(comm, dtype, op, Moves::AndSums, |dtype, op| Job {
         kind: Kind::AllReduce,
         input,
         output,
@@ -62,7 +77,7 @@ pub unsafe fn all_gather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, ncclSum, |dtype, op| Job {
+    start(comm, dtype, ncclSum, Moves::Only, |dtype, op| Job {
         kind: Kind::AllGather,
         input,
         output,
@@ -83,7 +98,7 @@ pub unsafe fn reduce_scatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, op, |dtype, op| Job {
+    start(comm, dtype, op, Moves::AndSums, |dtype, op| Job {
         kind: Kind::ReduceScatter,
         input,
         output,
@@ -114,7 +129,15 @@ pub unsafe fn broadcast(
         return fail(ncclInvalidArgument, &format!("root {root} of {n} ranks"));
     }
     let kind = Kind::Broadcast { root: root as usize };
-    start(comm, dtype, ncclSum, |dtype, op| Job { kind, input, output, count, dtype, op, stream })
+    start(comm, dtype, ncclSum, Moves::Only, |dtype, op| Job {
+        kind,
+        input,
+        output,
+        count,
+        dtype,
+        op,
+        stream,
+    })
 }
 
 /// `ncclBcast`.

@@ -1,7 +1,7 @@
 //! New communicators: at once, or at the end of a group.
 
 use super::split::split_now;
-use super::{code, insert, table, Made, Own, Place, SCRATCH};
+use super::{code, insert, table, Made, Own, Place};
 use crate::group;
 use crate::status::{fail, failed, first_failure};
 use crate::types::*;
@@ -10,10 +10,10 @@ use peerlane_core::comm::{Communicator, Config};
 use peerlane_core::types::MAX_RANKS;
 use peerlane_core::{Device, Error, Result};
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
-use peerlane_core::device::cuda::{self, Context, DeviceMemory, Driver};
+use peerlane_core::device::cuda::{self, Context, Driver};
 
 /// What a group creates at its end.
 pub enum Creation {
@@ -51,13 +51,12 @@ pub fn make(own: &Own, id: &UniqueId, n: usize, rank: usize, device: Device) -> 
 
 fn place(device: Device) -> Result<Place> {
     match device {
-        Device::Cpu => Ok(Place::Cpu(Mutex::new(vec![0; SCRATCH / 8].into()))),
+        Device::Cpu => Ok(Place::Cpu),
         #[cfg(feature = "cuda")]
         Device::Cuda { ordinal } => {
             let ordinal = ordinal.unwrap_or(0);
             let context = Context::retain(&cuda::Device::by_ordinal(Driver::load()?, ordinal)?)?;
-            let scratch = DeviceMemory::new(&context, SCRATCH)?;
-            Ok(Place::Cuda { context, ordinal, scratch })
+            Ok(Place::Cuda { context, ordinal })
         }
         #[cfg(not(feature = "cuda"))]
         Device::Cuda { .. } => {

@@ -95,7 +95,7 @@ asked! {
     comm_rank(made) made.comm.rank();
     /// `ncclCommCuDevice`; 0 on the CPU.
     comm_device(made) match &made.place {
-        Place::Cpu(_) => 0,
+        Place::Cpu => 0,
         #[cfg(feature = "cuda")]
         Place::Cuda { ordinal, .. } => *ordinal,
     };

@@ -1,8 +1,6 @@
 //! Communicators without a real NCCL: the full library by itself, on GPUs or on the CPU.
 //!
-//! On the CPU buffers are host memory, a `cudaStream_t` is ignored, and a call returns when it is done. What is no all-reduce is
-//! made of all-reduces: an all-gather sums integers, every rank's part beside zeros; a broadcast likewise; a reduce-scatter reduces
-//! each part everywhere and keeps one. That is exact and safe, and moves up to n times the bytes that it should.
+//! On the CPU buffers are host memory, a `cudaStream_t` is ignored, and a call returns when it is done.
 //!
 //! | module | what it is |
 //! | --- | --- |
@@ -34,19 +32,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 #[cfg(feature = "cuda")]
-use peerlane_core::device::cuda::{Context, DeviceMemory};
+use peerlane_core::device::cuda::Context;
 
-/// Results that nobody asked for go here, a part of a message at a time.
-const SCRATCH: usize = 256 << 10;
-
-/// What a rank computes with besides the caller's buffers.
+/// Where a rank is.
 enum Place {
-    Cpu(Mutex<Box<[u64]>>),
+    Cpu,
     #[cfg(feature = "cuda")]
     Cuda {
         context: Context,
         ordinal: u32,
-        scratch: DeviceMemory,
     },
 }
 

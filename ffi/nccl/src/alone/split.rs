@@ -74,7 +74,7 @@ pub fn split_now(own: Option<&Arc<Own>>, parent: &Own, color: c_int, key: c_int)
     let mut id = [0; UNIQUE_ID_BYTES];
     id.copy_from_slice(&all[first * SPLIT_BYTES + 16..][..UNIQUE_ID_BYTES]);
     let device = match &made.place {
-        Place::Cpu(_) => Device::Cpu,
+        Place::Cpu => Device::Cpu,
         #[cfg(feature = "cuda")]
         Place::Cuda { ordinal, .. } => Device::Cuda { ordinal: Some(*ordinal) },
     };
@@ -87,7 +87,7 @@ fn exchange(made: &Made, record: &[u8]) -> Result<Vec<u8>> {
     let mut all = vec![0u8; record.len() * comm.size()];
     all[record.len() * comm.rank()..][..record.len()].copy_from_slice(record);
     match place {
-        Place::Cpu(_) => {
+        Place::Cpu => {
             let at: *mut c_void = all.as_mut_ptr().cast();
             // SAFETY: in place, as many bytes as there are, alive until the call returns.
             unsafe { comm.all_reduce(at, at, all.len(), DType::U8, Op::Sum, None) }?;
