@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/flags.rs"]
+mod flags;
+
+use flags::without_flags;
 use peerlane::launch::*;
 use peerlane::schedule::{build_goal, check_goal, Goal, Islands, Proof, Tree, Violation};
 use peerlane::types::MAX_RANKS;
@@ -52,31 +56,6 @@ fn all_are_right_for_every_number_of_ranks_and_send_no_more_than_they_must() {
                 assert_eq!(usize::from(tables[0].slots), data, "{goal:?} {in_parts} {direction}");
             }
         }
-    }
-}
-
-/// Takes every flag without data out of a rank's table, and every wait for one.
-fn without_flags(tables: &mut [pl_table]) {
-    for t in tables {
-        for p in 0..usize::from(t.phases) {
-            let (send0, fold0) = (usize::from(t.phase[p].send0), usize::from(t.phase[p].fold0));
-            let mut sends = t.send[send0..][..t.phase[p].sends.into()].to_vec();
-            sends.retain(|s| u32::from(s.src) != PL_SRC_NOTHING);
-            t.send[send0..][..sends.len()].copy_from_slice(&sends);
-            t.phase[p].sends = sends.len() as u8;
-            let mut folds = t.fold[fold0..][..t.phase[p].folds.into()].to_vec();
-            folds.retain(|f| u32::from(f.dst) != PL_DST_AWAIT);
-            t.fold[fold0..][..folds.len()].copy_from_slice(&folds);
-            t.phase[p].folds = folds.len() as u8;
-        }
-        let folds = (0..usize::from(t.phases))
-            .flat_map(|p| &t.fold[t.phase[p].fold0.into()..][..t.phase[p].folds.into()]);
-        let remote = |f: &pl_fold| {
-            let items = &t.item[f.item0.into()..][..f.items.into()];
-            items.iter().filter(|i| u32::from(i.from) < PL_MAX_RANKS).count() as u8
-        };
-        let widest = folds.map(remote).max().unwrap_or(0);
-        t.fan_in = widest;
     }
 }
 

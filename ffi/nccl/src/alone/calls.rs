@@ -17,10 +17,11 @@ enum Moves {
 }
 
 fn carried(dtype: ncclDataType_t, moves: Moves) -> Result<DType> {
-    match dtype {
-        ncclFloat8e4m3 | ncclFloat8e5m2 if moves == Moves::Only => Ok(DType::U8),
-        _ => DType::from_raw(dtype),
+    let fp8 = [ncclFloat8e4m3, ncclFloat8e5m2].contains(&dtype);
+    if fp8 && moves == Moves::Only {
+        return Ok(DType::U8);
     }
+    DType::from_raw(dtype)
 }
 
 fn start(
