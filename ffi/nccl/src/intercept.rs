@@ -12,7 +12,6 @@ use crate::forward;
 use crate::group::{self, Call};
 use crate::policy::{judge, Verdict};
 use crate::real;
-use crate::settings;
 use crate::stats::{self, count};
 use crate::status::{self, guarded};
 use crate::table;
@@ -34,7 +33,7 @@ unsafe fn serve(
         count(entry.counters(), which, 1);
         None
     };
-    let (dtype, op) = match judge(&settings::get().served, entry.ranks(), elements, datatype, op) {
+    let (dtype, op) = match judge(entry.most_bytes(), elements, datatype, op) {
         Verdict::Serve(dtype, op) => (dtype, op),
         Verdict::Size => return forwarded(|c| &c.forwarded_size),
         Verdict::Kind => return forwarded(|c| &c.forwarded_kind),
