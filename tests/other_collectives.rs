@@ -9,7 +9,6 @@
 )]
 
 #[path = "common/ranks.rs"]
-#[allow(dead_code)]
 mod ranks;
 
 use peerlane::comm::{Communicator, Config};
