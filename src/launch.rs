@@ -37,6 +37,7 @@ pub type pl_protocol = ::std::os::raw::c_uint;
 pub const PL_SRC_INPUT: pl_source = 0;
 pub const PL_SRC_PARTIAL: pl_source = 1;
 pub const PL_SRC_RESULT: pl_source = 2;
+pub const PL_SRC_NOTHING: pl_source = 3;
 pub type pl_source = ::std::os::raw::c_uint;
 pub const PL_FROM_INPUT: pl_from = 16;
 pub const PL_FROM_PARTIAL: pl_from = 17;
@@ -341,10 +342,13 @@ pub struct pl_args {
     pub residual_out: *mut ::std::os::raw::c_void,
     pub eps: f32,
     pub weight_bias: f32,
+    pub parts: u32,
+    pub input_part: u64,
+    pub output_part: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2528usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2552usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 0usize];
     ["Offset of field: pl_args::geo"][::std::mem::offset_of!(pl_args, geo) - 2152usize];
@@ -380,6 +384,11 @@ const _: () = {
     ["Offset of field: pl_args::eps"][::std::mem::offset_of!(pl_args, eps) - 2520usize];
     ["Offset of field: pl_args::weight_bias"]
         [::std::mem::offset_of!(pl_args, weight_bias) - 2524usize];
+    ["Offset of field: pl_args::parts"][::std::mem::offset_of!(pl_args, parts) - 2528usize];
+    ["Offset of field: pl_args::input_part"]
+        [::std::mem::offset_of!(pl_args, input_part) - 2536usize];
+    ["Offset of field: pl_args::output_part"]
+        [::std::mem::offset_of!(pl_args, output_part) - 2544usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -403,19 +412,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 2600usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 2624usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::args"][::std::mem::offset_of!(pl_probe, args) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 2528usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 2536usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 2552usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 2560usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 2544usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 2552usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 2560usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 2568usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 2576usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 2584usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 2588usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 2592usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 2596usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 2568usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 2576usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 2584usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 2592usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 2600usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 2608usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 2612usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 2616usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 2620usize];
 };

@@ -188,6 +188,7 @@ fn set_up_cpu(
             dtype: DType::F32,
             op: Op::Sum,
             norm: None,
+            other: None,
         };
         host.run(&call, &plans.all()[plan], |_| Ok(())).map(drop)
     };

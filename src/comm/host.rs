@@ -131,6 +131,7 @@ impl HostRank {
         };
         let step = plan.step_elements(call)?;
         self.prepare(call, plan, step)?;
+        let parts = call.other.and_then(|other| other.parts);
         let mut steps = 0;
         let mut done = 0u64;
         // The kernel fills what it could not finish of its own step; the rest of the output is filled here.
@@ -152,12 +153,14 @@ impl HostRank {
             args.output = call.output.wrapping_byte_add(offset);
             args.count = count;
             args.launch = self.launches;
+            args.parts = parts.is_some().into();
+            [args.input_part, args.output_part] = parts.unwrap_or_default();
             match &call.norm {
                 Some(norm) if norm.fused => norm.prepare(args, call.dtype, done, count),
                 _ => (args.rows, args.width) = (0, 0),
             }
             let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
-            let longest = longest_piece(&plan.table, packs);
+            let longest = parts.map_or_else(|| longest_piece(&plan.table, packs), |_| packs);
             let least = longest.div_ceil(plan.geometry.flag_chunks.into());
             args.chunk_packs = CHUNK_PACKS.max(least) as u32;
             args.geo.rotation = rotation(&plan.geometry, packs * PACK_BYTES as u64);
@@ -230,13 +233,13 @@ impl HostRank {
         });
         let choice = plan.choice;
         let same = args.table.n as usize == self.size
-            && args.algo == choice.algorithm as u32
+            && args.algo == plan.code
             && args.proto == choice.protocol as u32
             && args.table.pull == choice.direction as u8;
         if !same {
             args.table = *plan.table;
             args.geo = plan.geometry;
-            args.algo = choice.algorithm as u32;
+            args.algo = plan.code;
             args.proto = choice.protocol as u32;
         }
         args.base = self.base;
