@@ -42,8 +42,9 @@ enum pl_op { PL_SUM = 0, PL_PROD = 1, PL_MAX = 2, PL_MIN = 3, PL_AVG = 4 };
 
 enum pl_protocol { PL_LL = 0, PL_SENTINEL = 1, PL_FLAGGED = 2 };
 
-/* pl_send.src: what is sent. */
-enum pl_source { PL_SRC_INPUT = 0, PL_SRC_PARTIAL = 1, PL_SRC_RESULT = 2 };
+/* pl_send.src: what is sent. Nothing: a flag without data, which says that the sender has begun the step (flagged
+ * alone; it is only awaited, and its data slot is 0). */
+enum pl_source { PL_SRC_INPUT = 0, PL_SRC_PARTIAL = 1, PL_SRC_RESULT = 2, PL_SRC_NOTHING = 3 };
 
 /* pl_item.from: 0..15 is the peer that wrote the slot; these two are the rank's own data. */
 enum pl_from { PL_FROM_INPUT = 16, PL_FROM_PARTIAL = 17 };
@@ -188,6 +189,10 @@ typedef struct {
   const void* gamma; /* `width` elements */
   void* residual_out;
   float eps, weight_bias;
+  /* 1: the pieces are parts of `count` elements each, whatever the cuts say, and piece p starts p times so many bytes
+   * into the buffers: an all-gather's input is one part for all pieces, a reduce-scatter's output likewise. */
+  uint32_t parts;
+  uint64_t input_part, output_part;
 } pl_step;
 
 /* A step that walks a table. */

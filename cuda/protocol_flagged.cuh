@@ -35,10 +35,11 @@ struct Flagged {
   // copy could change bytes that the first reader is loading.
   static PL_FN bool moves_data(const TableStep& s, uint32_t send) {
     const pl_table& t = s.t;
+    if (t.send[send].src == PL_SRC_NOTHING) return false;
     if (!t.pull) return true;
     PL_ROLL
     for (uint32_t i = 0; i < send; ++i)
-      if (t.send[i].data == t.send[send].data) return false;
+      if (t.send[i].data == t.send[send].data && t.send[i].src != PL_SRC_NOTHING) return false;
     return true;
   }
 

@@ -36,6 +36,10 @@ struct TableStep : Step {
       chunks = rows;
       return;
     }
+    if (a.parts) {
+      chunks = packs / a.chunk_packs + 1;
+      return;
+    }
     uint32_t widest = 0;
     PL_ROLL
     for (uint32_t p = 0; p < t.pieces; ++p) {
@@ -46,6 +50,10 @@ struct TableStep : Step {
     chunks = packs * widest / t.cut_den / a.chunk_packs + 1;
   }
 };
+
+// Where pieces are parts, a pack's place in the tile is that in its part, with the part's number above it.
+constexpr uint32_t PART_SHIFT = 48;
+PL_FN uint64_t in_part(uint64_t pack) { return pack & ((uint64_t(1) << PART_SHIFT) - 1); }
 
 // Packs [first, last) of a piece; `piece0` is where the piece starts in the tile.
 struct Range {
@@ -77,8 +85,8 @@ PL_FN Range chunk_of(const TableStep& s, uint32_t piece, uint64_t chunk) {
     r.piece0 = chunk * s.packs + start - r.first;
     return r;
   }
-  r.piece0 = cut(s, piece);
-  const uint64_t size = cut(s, piece + 1) - r.piece0;
+  r.piece0 = s.a.parts ? uint64_t(piece) << PART_SHIFT : cut(s, piece);
+  const uint64_t size = s.a.parts ? s.packs : cut(s, piece + 1) - r.piece0;
   r.first = chunk * s.a.chunk_packs;
   r.last = r.first + s.a.chunk_packs < size ? r.first + s.a.chunk_packs : size;
   return r;
@@ -96,7 +104,7 @@ PL_FN bool each_span(const Step& s, const Range& r, uint32_t width, F f) {
     span.in_piece = j;
     span.in_tile = r.piece0 + j;
     span.packs = dev::STRIP == 1 ? 1 : uint32_t(r.last - j < width ? r.last - j : width);
-    const uint64_t left = s.a.count - span.in_tile * E;
+    const uint64_t left = s.a.count - in_part(span.in_tile) * E;
     span.elems = uint32_t(left < uint64_t(span.packs) * E ? left : uint64_t(span.packs) * E);
     span.bytes = span.elems * uint32_t(sizeof(typename D::T));
     if (!f(span)) return false;
@@ -132,10 +140,15 @@ PL_FN char* slot_flag(const Step& s, uint32_t rank, uint32_t slot, uint64_t chun
   const pl_geometry& g = s.a.geo;
   return slab(s, rank) + g.flags + (s.epoch & 1) * g.flags_half_bytes + (uint64_t(slot) * g.flag_chunks + chunk) * 64;
 }
-PL_FN const char* input_at(const Step& s, uint64_t pack) {
-  return static_cast<const char*>(s.a.input) + pack * PL_PACK_BYTES;
+PL_FN uint64_t buffer_offset(uint64_t pack, uint64_t part_bytes) {
+  return in_part(pack) * PL_PACK_BYTES + (pack >> PART_SHIFT) * part_bytes;
 }
-PL_FN char* output_at(const Step& s, uint64_t pack) { return static_cast<char*>(s.a.output) + pack * PL_PACK_BYTES; }
+PL_FN const char* input_at(const Step& s, uint64_t pack) {
+  return static_cast<const char*>(s.a.input) + buffer_offset(pack, s.a.input_part);
+}
+PL_FN char* output_at(const Step& s, uint64_t pack) {
+  return static_cast<char*>(s.a.output) + buffer_offset(pack, s.a.output_part);
+}
 PL_FN char* residual_out_at(const Step& s, uint64_t pack) {
   return static_cast<char*>(s.a.residual_out) + pack * PL_PACK_BYTES;
 }

@@ -86,6 +86,14 @@ struct Unrolled {
 
   PL_FN Unrolled(Step& step, const typename Fan<K>::Args& args) : s(step), u(args), turns(step) {}
 
+  // Pieces are never parts here, so a pack's address is its place in the tile.
+  PL_FN const char* input(const Span& span) const {
+    return static_cast<const char*>(s.a.input) + span.in_tile * PL_PACK_BYTES;
+  }
+  PL_FN char* output(const Span& span) const {
+    return static_cast<char*>(s.a.output) + span.in_tile * PL_PACK_BYTES;
+  }
+
   PL_FN void load(const Phase& ph, uint32_t row, uint32_t j) {
     const bool kept = !dev::HOST && ph.result && turns.once(u.widest);
     if (ph.one_source) {
@@ -102,7 +110,7 @@ struct Unrolled {
   }
   PL_FN void load_pack(dev::Raw& raw, const Phase& ph, uint32_t row, uint32_t j, uint32_t k) {
     const Span span = span_of<D, ROWS>(s, row, j, ph.send_first[k], ph.send_packs[k]);
-    dev::pack_load(raw, ph.result ? output_at(s, span.in_tile) : input_at(s, span.in_tile));
+    dev::pack_load(raw, ph.result ? output(span) : input(span));
   }
 
   PL_FN void send(const Phase& ph, uint32_t row, uint32_t j) {
@@ -160,13 +168,13 @@ struct Unrolled {
     const auto same = [&](uint32_t) { return span; };
     dev::Raw raw[LEAVES], mine;
     const uint32_t own = ph.present & ~ph.remote;
-    if (own) dev::pack_load(mine, input_at(s, span.in_tile));
+    if (own) dev::pack_load(mine, input(span));
     if (!gather(ph, ph.remote, same, raw)) return false;
     rearm(ph, ph.remote, same);
     PL_EACH
     for (uint32_t k = 0; k < LEAVES; ++k)
       if (own >> k & 1) dev::same_view(raw[k], mine);
-    dev::Out<typename D::T> out(output_at(s, span.in_tile), span.bytes);
+    dev::Out<typename D::T> out(output(span), span.bytes);
     const uint32_t n = extent<D>(span), ranks = s.a.n;
     const bool average = s.a.op == PL_AVG;
     PL_UNROLL
@@ -197,7 +205,7 @@ struct Unrolled {
     rearm(ph, wanted, own);
     PL_EACH
     for (uint32_t k = 0; k < LEAVES; ++k)
-      if (wanted >> k & 1) dev::pack_store(output_at(s, own(k).in_tile), raw[k], own(k).bytes);
+      if (wanted >> k & 1) dev::pack_store(output(own(k)), raw[k], own(k).bytes);
     return true;
   }
 

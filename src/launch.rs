@@ -39,6 +39,7 @@ pub type pl_protocol = ::std::os::raw::c_uint;
 pub const PL_SRC_INPUT: pl_source = 0;
 pub const PL_SRC_PARTIAL: pl_source = 1;
 pub const PL_SRC_RESULT: pl_source = 2;
+pub const PL_SRC_NOTHING: pl_source = 3;
 pub type pl_source = ::std::os::raw::c_uint;
 pub const PL_FROM_INPUT: pl_from = 16;
 pub const PL_FROM_PARTIAL: pl_from = 17;
@@ -343,10 +344,13 @@ pub struct pl_step {
     pub residual_out: *mut ::std::os::raw::c_void,
     pub eps: f32,
     pub weight_bias: f32,
+    pub parts: u32,
+    pub input_part: u64,
+    pub output_part: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 384usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 408usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
     ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 0usize];
     ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 80usize];
@@ -383,6 +387,11 @@ const _: () = {
     ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 376usize];
     ["Offset of field: pl_step::weight_bias"]
         [::std::mem::offset_of!(pl_step, weight_bias) - 380usize];
+    ["Offset of field: pl_step::parts"][::std::mem::offset_of!(pl_step, parts) - 384usize];
+    ["Offset of field: pl_step::input_part"]
+        [::std::mem::offset_of!(pl_step, input_part) - 392usize];
+    ["Offset of field: pl_step::output_part"]
+        [::std::mem::offset_of!(pl_step, output_part) - 400usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -392,10 +401,10 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2536usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2560usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 384usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 408usize];
 };
 pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
 pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
@@ -456,15 +465,15 @@ pub struct pl_unrolled_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 520usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 544usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
-        [::std::mem::offset_of!(pl_unrolled_1, phases) - 384usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 408usize];
     ["Offset of field: pl_unrolled_1::widest"]
-        [::std::mem::offset_of!(pl_unrolled_1, widest) - 388usize];
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 412usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 392usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 416usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -521,15 +530,15 @@ pub struct pl_unrolled_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 664usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 688usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
-        [::std::mem::offset_of!(pl_unrolled_3, phases) - 384usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 408usize];
     ["Offset of field: pl_unrolled_3::widest"]
-        [::std::mem::offset_of!(pl_unrolled_3, widest) - 388usize];
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 412usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 392usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 416usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -586,15 +595,15 @@ pub struct pl_unrolled_7 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 920usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 944usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
-        [::std::mem::offset_of!(pl_unrolled_7, phases) - 384usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 408usize];
     ["Offset of field: pl_unrolled_7::widest"]
-        [::std::mem::offset_of!(pl_unrolled_7, widest) - 388usize];
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 412usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 392usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 416usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -651,16 +660,16 @@ pub struct pl_unrolled_15 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1448usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1472usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
-        [::std::mem::offset_of!(pl_unrolled_15, phases) - 384usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 408usize];
     ["Offset of field: pl_unrolled_15::widest"]
-        [::std::mem::offset_of!(pl_unrolled_15, widest) - 388usize];
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 412usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 392usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 416usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -684,19 +693,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 456usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 480usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 384usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 392usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 408usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 416usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 400usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 408usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 416usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 424usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 432usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 440usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 444usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 448usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 452usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 424usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 432usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 440usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 448usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 456usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 464usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 468usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 472usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 476usize];
 };

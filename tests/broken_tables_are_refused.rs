@@ -4,7 +4,7 @@
 
 use peerlane::launch::*;
 use peerlane::schedule::check::check_with_degree;
-use peerlane::schedule::{build, check, Islands, Tree, Violation};
+use peerlane::schedule::{build, build_goal, check, check_goal, Goal, Islands, Tree, Violation};
 use peerlane::Algorithm::{self, *};
 use peerlane::Direction::{self, Pull, Push};
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ kinds! {
     RankCount RankNumber TreeLeaves Disagreement OutOfBounds Cuts SendToSelf PushDataSlot StackUnderflow StackLeftover
     StackDepth AwaitDoesMore NotCanonical FanIn TwoWriters DataSlotReused Unwritten WrongWriter WrongPiece WrongWire
     WrongDataSlot NeverTaken TakenTwice Deadlock Undefined PartialOnNarrowWire ResultOnWideWire RoundedOperand
-    InputOverwritten ResultTwice Unacknowledged Degree MissingResult WrongResult
+    InputOverwritten ResultTwice TakesNothing Unacknowledged Unheard Degree MissingResult WrongResult
 }
 
 fn good(
@@ -71,6 +71,17 @@ type Case = (&'static str, &'static str, fn() -> Result<(), Violation>);
 
 /// What is broken, which rule refuses it, and the tables.
 const CASES: &[Case] = &[
+    ("a flag without data that is taken for a value", "TakesNothing", || {
+        let (islands, goal) = (Islands::single(3).unwrap(), Goal::Broadcast { root: 0 });
+        let mut t = build_goal(goal, false, &islands).unwrap().tables(Push).unwrap();
+        let waits = t[1].fold.iter_mut().find(|f| u32::from(f.dst) == PL_DST_AWAIT);
+        waits.unwrap().dst = PL_DST_PARTIAL as u8;
+        check_goal(&t, &Tree::new(&islands), goal).map(drop)
+    }),
+    ("a broadcast whose root hears from nobody", "Unheard", || {
+        let tree = Tree::new(&Islands::single(2).unwrap());
+        check_goal(&broadcast(), &tree, Goal::Broadcast { root: 0 }).map(drop)
+    }),
     ("no table", "RankCount", || refuse((vec![], Tree::Leaf(0)), |_| {})),
     ("17 tables", "RankCount", || refuse(good(OneShot, 1, "0", Push), |t| *t = vec![t[0]; 17])),
     ("tables in the wrong order", "RankNumber", || {

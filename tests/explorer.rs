@@ -9,7 +9,8 @@
 mod cases;
 mod common;
 
-use cases::{boxes, fused_plan, plain_plan, plan, Random, Runner, Way, WAYS};
+use cases::{boxes, fused_plan, mixed_plan, plain_plan, plan, Random, Runner, Way, WAYS};
+use peerlane::schedule::Goal;
 use peerlane::{Algorithm, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -99,6 +100,32 @@ fn fused_rows_are_right_on_a_hostile_fabric() {
     let steps = steps.into_inner();
     println!("{} seeds, {steps} fused steps", cases.into_inner());
     assert!(steps >= (last - first) * cells.len() as u64);
+}
+
+/// Broadcasts from any root, all-gathers, reduce-scatters and all-reduces of any schedule, on one channel: slots are reused across them.
+#[test]
+fn any_collective_may_follow_any_other_on_a_hostile_fabric() {
+    let boxes = boxes();
+    let only = number("PL_EXPLORER_SEED");
+    let seeds = number("PL_EXPLORER_SEEDS").unwrap_or(800);
+    let (first, last) = only.map_or((0, seeds), |s| (s, s + 1));
+    let blocks: Vec<(Way, u64)> =
+        (0..16).flat_map(|block| [(WAYS[2], block), (WAYS[3], block)]).collect();
+    let (cases, others) = (AtomicU64::new(0), AtomicU64::new(0));
+    in_parallel(&blocks, |runner, &(way, block)| {
+        for seed in (first..last).filter(|seed| seed % 16 == block) {
+            let plan = mixed_plan(&boxes, way, seed);
+            if let Some(complaint) = runner.run(&plan).complaint() {
+                panic!("{}: {complaint}\nreplay: PL_EXPLORER_SEED={seed}", plan.name);
+            }
+            cases.fetch_add(1, Ordering::Relaxed);
+            let other = plan.steps.iter().filter(|step| step.goal != Goal::AllReduce).count();
+            others.fetch_add(other as u64, Ordering::Relaxed);
+        }
+    });
+    let (cases, others) = (cases.into_inner(), others.into_inner());
+    println!("{cases} seeds, {others} steps that are no all-reduce");
+    assert!(cases == 2 * (last - first) && others >= 2 * cases);
 }
 
 /// A lost write in a fused step: both outputs are filled, and never hold what could be taken for a result.

@@ -13,6 +13,7 @@ use cases::{boxes, fused_plan, plain_plan, plan, step, Box_, Plan, Random, Runne
 use common::world::mix;
 use explorer::control;
 use peerlane::launch::*;
+use peerlane::schedule::Goal;
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
 
 const LL: Way = WAYS[0];
@@ -305,5 +306,36 @@ fn a_broadcast_must_be_acknowledged() {
                 s.tables = broadcast(p.n, pull, false);
             }
         });
+    }
+}
+
+/// The schedules that the library uses, without the flags by which ranks tell each other that they have begun the step.
+#[test]
+fn broadcasts_need_their_flags() {
+    let boxes = boxes();
+    for way in [PUSH, PULL] {
+        for in_parts in [false, true] {
+            let broadcasts = |seed: u64| {
+                let mut p = plain_plan(&boxes, Algorithm::OneShot, way, seed);
+                let mut r = Random(mix(seed ^ 0xb7));
+                let of = |b: &&Box_| p.name.ends_with(&format!("ranks {}", b.name));
+                let b = boxes.iter().find(of).unwrap();
+                let goal = Goal::Broadcast { root: 0 };
+                p.steps = (0..6)
+                    .map(|_| {
+                        let mut s = step(&mut r, &p.steps[0].tables, way.0);
+                        cases::collective(b, &mut s, goal, in_parts, way.1, &mut r);
+                        s.count = s.count.min(8);
+                        s
+                    })
+                    .collect();
+                p.rank_steps = vec![6; p.n];
+                p
+            };
+            let name = format!("no flags, {} {}, in parts {in_parts}", way.0, way.1);
+            caught(&name, 300, broadcasts, |p| {
+                p.steps.iter_mut().for_each(|s| cases::flags::without_flags(&mut s.tables));
+            });
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! One all-reduce as the caller made it, with or without add + RMSNorm.
+//! One collective as the caller made it: an all-reduce, with or without add + RMSNorm, or another.
 
 use crate::error::{Error, Result};
 use crate::launch::pl_step;
+use crate::schedule::Goal;
 use crate::types::{DType, Op, PACK_BYTES};
 use std::ffi::c_void;
 
@@ -14,7 +15,22 @@ pub(crate) struct Call {
     pub op: Op,
     /// What follows the sum; `output` is then the normed one.
     pub norm: Option<Norm>,
+    /// None for an all-reduce.
+    pub other: Option<Other>,
 }
+
+/// Another collective than an all-reduce. `count` is then that of a rank's part, or of what is broadcast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Other {
+    pub goal: Goal,
+    pub ranks: usize,
+    pub rank: usize,
+    /// Of a part of the work: bytes from one part to the next in the input and in the output; none where it is in one piece.
+    pub parts: Option<[u64; 2]>,
+}
+
+/// A copy that is this rank's own business: from where, to where, how many bytes.
+pub(crate) type OwnCopy = (*const c_void, *mut c_void, usize);
 
 /// Residual add and RMSNorm over the rows of the sum.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +59,17 @@ impl Call {
         self.count * self.dtype.size()
     }
 
+    /// What of the result this rank has itself.
+    pub fn own_copy(&self) -> Option<OwnCopy> {
+        let Other { goal, rank, .. } = self.other?;
+        let to = match goal {
+            Goal::Broadcast { root } if usize::from(root) == rank => self.output,
+            Goal::AllGather => self.output.wrapping_byte_add(rank * self.bytes()),
+            _ => return None,
+        };
+        (to.cast_const() != self.input && self.count > 0).then_some((self.input, to, self.bytes()))
+    }
+
     /// Rows and their width, if they are normed in the kernel of the all-reduce.
     pub fn rows(&self) -> Option<(u64, u64)> {
         let fused = self.norm.filter(|norm| norm.fused)?;
@@ -62,6 +89,11 @@ impl Call {
         let outputs = [Some(self.output), self.norm.map(|norm| norm.residual_out)];
         for output in outputs.into_iter().flatten() {
             self.fill(output, from);
+        }
+        if let Some(Other { goal: Goal::AllGather, ranks, .. }) = self.other {
+            (1..ranks).for_each(|part| {
+                self.fill(self.output.wrapping_byte_add(part * self.bytes()), from);
+            });
         }
     }
 
@@ -102,11 +134,41 @@ impl Call {
         if let Some(norm) = &self.norm {
             return norm.validate_buffers(self, bytes);
         }
-        let input = Buffer { name: "input", at: self.input as usize, bytes };
-        let output = Buffer { name: "output", at: self.output as usize, bytes };
+        let mut input = Buffer { name: "input", at: self.input as usize, bytes };
+        let mut output = Buffer { name: "output", at: self.output as usize, bytes };
+        let Some(other) = self.other else {
+            input.validate(self)?;
+            output.validate(self)?;
+            return input.same_or_apart(&output);
+        };
+        let all = bytes.checked_mul(other.ranks).filter(|&all| all <= isize::MAX as usize);
+        let all = all.ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "{} parts of {} {} overflow the address space",
+                other.ranks, self.count, self.dtype
+            ))
+        })?;
+        let in_place = match other.goal {
+            Goal::AllGather => {
+                output.bytes = all;
+                Some(input.at) == output.at.checked_add(other.rank * bytes)
+            }
+            Goal::ReduceScatter => {
+                input.bytes = all;
+                Some(output.at) == input.at.checked_add(other.rank * bytes)
+            }
+            // Only the root's input is looked at.
+            Goal::Broadcast { root } if usize::from(root) != other.rank => {
+                return output.validate(self);
+            }
+            _ => input.at == output.at,
+        };
         input.validate(self)?;
         output.validate(self)?;
-        input.same_or_apart(&output)
+        match in_place {
+            true => Ok(()),
+            false => input.refuse_overlap(&output, "apart, or this rank's part the same in both"),
+        }
     }
 }
 
@@ -252,7 +314,7 @@ mod tests {
 
     fn check(input: usize, output: usize, count: usize, dtype: DType) -> String {
         let (input, output) = (input as _, output as _);
-        let call = Call { input, output, count, dtype, op: Op::Sum, norm: None };
+        let call = Call { input, output, count, dtype, op: Op::Sum, norm: None, other: None };
         call.validate().map_or_else(|e| e.to_string(), |()| String::new())
     }
 
@@ -287,7 +349,15 @@ mod tests {
             fused: true,
         };
         let (input, output) = (64 as _, 256 as _);
-        let call = Call { input, output, count: 16, dtype: DType::BF16, op: Op::Sum, norm: None };
+        let call = Call {
+            input,
+            output,
+            count: 16,
+            dtype: DType::BF16,
+            op: Op::Sum,
+            norm: None,
+            other: None,
+        };
         (call, norm)
     }
 

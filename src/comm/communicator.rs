@@ -1,6 +1,7 @@
 //! The public handle: call, ask, abort, destroy.
 
 use super::call::Call;
+use super::collectives;
 use super::engine::{Engine, Queue};
 use super::fault::Fault;
 use super::group;
@@ -74,7 +75,7 @@ impl Communicator {
         stream: Option<&Stream>,
     ) -> Result<()> {
         let queue = self.queue(stream)?;
-        self.call(&Call { input, output, count, dtype, op, norm: None }, queue)
+        self.call(&Call { input, output, count, dtype, op, norm: None, other: None }, queue)
     }
 
     /// The same on a CUDA stream, for a communicator on a GPU: one kernel per step is launched, or recorded where the stream
@@ -106,7 +107,7 @@ impl Communicator {
         channel: Option<usize>,
     ) -> Result<()> {
         let queue = self.cuda_queue(stream, channel)?;
-        self.call(&Call { input, output, count, dtype, op, norm: None }, queue)
+        self.call(&Call { input, output, count, dtype, op, norm: None, other: None }, queue)
     }
 
     pub(super) fn queue(&self, stream: Option<&Stream>) -> Result<Queue> {
@@ -141,9 +142,13 @@ impl Communicator {
     pub(super) fn call(&self, call: &Call, queue: Queue) -> Result<()> {
         call.validate()?;
         // What cannot be served is refused here, alike on all ranks, before anybody waits for it.
-        let choice = self.inner.plans.choose(call.bytes(), call.dtype)?;
-        if call.rows().is_some() {
+        if let Some(other) = call.other {
+            collectives::runs(call, other, &self.inner.plans)?;
+        } else if call.rows().is_some() {
+            let choice = self.inner.plans.choose(call.bytes(), call.dtype)?;
             self.inner.plans.get(choice)?.step_elements(call)?;
+        } else {
+            self.inner.plans.choose(call.bytes(), call.dtype)?;
         }
         self.inner.owner.require()?;
         if let Some(error) = self.inner.error() {
@@ -185,6 +190,12 @@ impl Communicator {
     /// [`ProbeMode`](crate::ProbeMode). The same on all ranks.
     pub fn probe(&self) -> Option<&ProbeReport> {
         self.inner.engine.report()
+    }
+
+    /// Why its ranks run over the lane they run over: edges without peer access, and what other lanes were found to be. Empty
+    /// where the first lane works, and on the CPU.
+    pub fn lane_notes(&self) -> &[String] {
+        self.inner.engine.lane_notes()
     }
 
     /// What it did so far.

@@ -58,6 +58,7 @@ impl AddRmsNorm {
             dtype: self.dtype,
             op: Op::Sum,
             norm: Some(norm),
+            other: None,
         })
     }
 }

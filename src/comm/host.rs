@@ -131,6 +131,7 @@ impl HostRank {
         };
         let step = plan.step_elements(call)?;
         self.prepare(call, plan, step)?;
+        let parts = call.other.and_then(|other| other.parts);
         let mut steps = 0;
         let mut done = 0u64;
         // The kernel fills what it could not finish of its own step; the rest of the output is filled here.
@@ -152,12 +153,14 @@ impl HostRank {
             args.step.output = call.output.wrapping_byte_add(offset);
             args.step.count = count;
             args.step.launch = self.launches;
+            args.step.parts = parts.is_some().into();
+            [args.step.input_part, args.step.output_part] = parts.unwrap_or_default();
             match &call.norm {
                 Some(norm) if norm.fused => norm.prepare(&mut args.step, call.dtype, done, count),
                 _ => (args.step.rows, args.step.width) = (0, 0),
             }
             let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
-            let longest = longest_piece(&plan.table, packs);
+            let longest = parts.map_or_else(|| longest_piece(&plan.table, packs), |_| packs);
             let least = longest.div_ceil(plan.geometry.flag_chunks.into());
             args.step.chunk_packs = CHUNK_PACKS.max(least) as u32;
             args.step.geo.rotation = rotation(&plan.geometry, packs * PACK_BYTES as u64);
@@ -230,13 +233,13 @@ impl HostRank {
         });
         let choice = plan.choice;
         let same = args.table.n as usize == self.size
-            && args.step.algo == choice.algorithm as u32
+            && args.step.algo == plan.code
             && args.step.proto == choice.protocol as u32
             && args.table.pull == choice.direction as u8;
         if !same {
             args.table = *plan.table;
             args.step.geo = plan.geometry;
-            args.step.algo = choice.algorithm as u32;
+            args.step.algo = plan.code;
             args.step.proto = choice.protocol as u32;
         }
         (args.step.n, args.step.rank) = (self.size as u32, self.rank as u32);

@@ -6,6 +6,7 @@
 //! | `create` | one rank, or several of one process at once |
 //! | `described` | where the ranks sit on the described box: islands, and the model that chooses |
 //! | `communicator` | the public handle: call, ask, abort, destroy |
+//! | `collectives` | broadcast, all-gather, reduce-scatter |
 //! | `submit` | how a call reaches its device |
 //! | `engine` | what carries out calls: a rank of the CPU, or one on a GPU |
 //! | `departures` | ranks that leave while others still call |
@@ -24,6 +25,7 @@
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 mod attempt;
 mod call;
+mod collectives;
 mod communicator;
 mod config;
 mod create;

@@ -1,21 +1,25 @@
 //! Tables and geometry of every schedule in use, ready to launch.
 
-use super::call::Call;
+use super::call::{Call, Other};
 use super::config::Agreed;
 use crate::error::{Error, Result};
 use crate::lane::{step_packs, step_rows, Layout};
 #[cfg(feature = "cuda")]
 use crate::launch::PL_MAX_RANKS;
 use crate::launch::{pl_geometry, pl_table, PL_DST_PARTIAL};
-use crate::plan::{choose, Choice, Model};
-use crate::schedule::{self, Islands, Tree};
+use crate::plan::{choose, Choice, DeviceKind, Model};
+use crate::schedule::{self, Goal, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
 #[cfg(feature = "cuda")]
 use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One way to serve a call: a checked table and where its slots lie in channel 0.
 pub(crate) struct Plan {
     pub choice: Choice,
+    /// Its number among all plans of any goal, the direction and the protocol aside; what `PEERLANE_CHECK` compares.
+    pub code: u32,
     pub table: Box<pl_table>,
     pub geometry: pl_geometry,
     /// Whether the table keeps partial sums between phases, and so needs scratch.
@@ -32,6 +36,15 @@ impl Plan {
     /// Elements of each step of `call` but the last: whole packs, or in the fused form whole rows. The same on all ranks.
     pub fn step_elements(&self, call: &Call) -> Result<u64> {
         let Choice { algorithm, protocol, direction } = self.choice;
+        if let Some(Other { parts: Some(_), .. }) = call.other {
+            // What fits of a tile whose pieces are the parts.
+            let per_pack = (PACK_BYTES / call.dtype.size()) as u64;
+            let packs = self.most_elements(call.dtype) / per_pack / u64::from(self.table.pieces);
+            return match packs * per_pack {
+                0 => Err(Error::Internal(format!("{:?} has no room for one pack", self.choice))),
+                elements => Ok(elements),
+            };
+        }
         let Some((_, width)) = call.rows() else {
             return match self.most_elements(call.dtype) {
                 0 => Err(Error::Internal(format!("{:?} has no room for one pack", self.choice))),
@@ -66,6 +79,10 @@ pub(crate) struct Plans {
     plans: Vec<Plan>,
     /// What chooses where the box is described.
     model: Option<Model>,
+    rank: usize,
+    layout: Layout,
+    /// Those of other collectives, made when they are first called for.
+    others: Mutex<HashMap<(Goal, bool, Direction), Arc<Plan>>>,
 }
 
 impl Plans {
@@ -97,6 +114,7 @@ impl Plans {
                     }
                     plans.push(Plan {
                         choice: Choice { algorithm, protocol, direction },
+                        code: algorithm as u32,
                         geometry: layout.geometry(0, protocol, &tables[rank]),
                         partials: keeps_partials(&tables[rank]),
                         table: Box::new(tables[rank]),
@@ -112,7 +130,51 @@ impl Plans {
                 agreed.algorithm.map_or("every algorithm", Algorithm::name)
             )));
         }
-        Ok(Plans { islands, tree, agreed, plans, model: None })
+        let (layout, others) = (*layout, Mutex::default());
+        Ok(Plans { islands, tree, agreed, plans, model: None, rank, layout, others })
+    }
+
+    /// The plan of another collective than an all-reduce, all in one piece or in parts; by `flagged`, the one protocol that can
+    /// raise a flag without data. The same on all ranks.
+    pub fn other(&self, goal: Goal, in_parts: bool) -> Result<Arc<Plan>> {
+        let Agreed { direction, .. } = self.agreed;
+        // Where a GPU has too few peer connections for all others, no all-reduce joins them all either.
+        if self.plans.iter().all(|p| p.choice.algorithm != Algorithm::OneShot) {
+            return Err(Error::Unsupported(format!(
+                "{goal:?}: it needs more peers per GPU than there is room for; take the host-staged lane"
+            )));
+        }
+        let direction = direction.unwrap_or(match self.agreed.device_kind() {
+            DeviceKind::Cpu => Direction::Pull,
+            DeviceKind::Gpu => Direction::Push,
+        });
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = others.get(&(goal, in_parts, direction)) {
+            return Ok(Arc::clone(plan));
+        }
+        let schedule = schedule::build_goal(goal, in_parts, &self.islands)?;
+        let tables = schedule.tables(direction)?;
+        schedule::check_goal(&tables, &self.tree, goal)
+            .map_err(|v| Error::Internal(format!("{goal:?} ({direction}): {v}")))?;
+        let table = &tables[self.rank];
+        let plan = Arc::new(Plan {
+            choice: Choice {
+                algorithm: schedule.algorithm,
+                protocol: Protocol::Flagged,
+                direction,
+            },
+            code: match goal {
+                Goal::AllReduce => schedule.algorithm as u32,
+                Goal::AllGather => 16,
+                Goal::ReduceScatter => 17,
+                Goal::Broadcast { root } => 32 + u32::from(root) * 2 + u32::from(in_parts),
+            },
+            geometry: self.layout.geometry(0, Protocol::Flagged, table),
+            partials: false,
+            table: Box::new(*table),
+        });
+        others.insert((goal, in_parts, direction), Arc::clone(&plan));
+        Ok(plan)
     }
 
     /// Chooses by this model from now on; all ranks must do the same.

@@ -2,12 +2,15 @@
 
 use super::call::Call;
 use crate::plan::Choice;
+use crate::schedule::Goal;
 use crate::types::DType;
 
 /// Codes of all-reduces alone: types, operations, ways.
 const CODES: u64 = 10 * 5 * 6 * 3 * 2;
 /// Codes that are left over for fused calls, a hundred-odd types and ways for each of so many widths.
 const WIDTHS: u64 = 800;
+/// Where the codes of the other collectives begin: roots, forms, types, operations and directions of those.
+const OTHERS: u64 = CODES + WIDTHS * 2 * 6 * 3 * 2;
 
 /// What `flagged` puts into the high 16 bits of its flags: differs where calls do. Calls of one count that differ in type,
 /// operation or way always differ in it, and so do calls alike in those whose counts differ by less than 65,536 within
@@ -25,6 +28,7 @@ pub(super) fn signature(call: &Call, choice: Choice) -> u64 {
     ];
     let fold = |code, (value, values): &(u64, u64)| code * values + value;
     let code = match call.rows() {
+        None if call.other.is_some() => OTHERS + other(call, choice),
         None => way.iter().fold(0, fold),
         Some((_, width)) => {
             // Of types there are two here, and one operation.
@@ -39,10 +43,25 @@ pub(super) fn signature(call: &Call, choice: Choice) -> u64 {
     (code.wrapping_mul(0x9e37).wrapping_add(count) & 0xffff) << 48
 }
 
+/// A number below 920 of what is no all-reduce.
+fn other(call: &Call, choice: Choice) -> u64 {
+    let Some(other) = call.other else { return 0 };
+    let way = call.dtype as u64 * 2 + choice.direction as u64;
+    match other.goal {
+        Goal::Broadcast { root } => {
+            (u64::from(root) * 2 + u64::from(other.parts.is_some())) * 20 + way
+        }
+        Goal::AllGather => 640 + way,
+        Goal::ReduceScatter | Goal::AllReduce => 660 + call.op as u64 * 20 + way,
+    }
+}
+
+const _: () = assert!(OTHERS + 920 <= 1 << 16, "a code fits the flag's 16 bits");
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::call::Norm;
+    use crate::comm::call::{Norm, Other};
     use crate::types::{Algorithm, Direction, Op, Protocol};
     use std::collections::HashSet;
 
@@ -52,7 +71,7 @@ mod tests {
 
     fn call(count: usize, dtype: DType, op: Op) -> Call {
         let (input, output) = (std::ptr::null(), std::ptr::null_mut());
-        Call { input, output, count, dtype, op, norm: None }
+        Call { input, output, count, dtype, op, norm: None, other: None }
     }
 
     fn choice(algorithm: Algorithm) -> Choice {
@@ -97,6 +116,36 @@ mod tests {
             of(count, DType::BF16, Op::Sum, Algorithm::TwoShot),
             "unfused it is an all-reduce"
         );
+    }
+
+    #[test]
+    fn other_collectives_share_a_signature_with_nothing_else() {
+        let mut seen = HashSet::new();
+        let directions = [Direction::Push, Direction::Pull];
+        for &dtype in DType::ALL {
+            for &op in Op::ALL {
+                for &algorithm in Algorithm::ALL {
+                    seen.insert(of(4096, dtype, op, algorithm));
+                }
+                for direction in directions {
+                    let choice = Choice { direction, ..choice(Algorithm::OneShot) };
+                    let mut add = |goal, parts| {
+                        let other = Some(Other { goal, ranks: 16, rank: 0, parts });
+                        let call = Call { other, ..call(4096, dtype, op) };
+                        seen.insert(signature(&call, choice))
+                    };
+                    assert!(add(Goal::ReduceScatter, Some([64, 0])), "{dtype} {op}");
+                    if op != Op::Sum {
+                        continue;
+                    }
+                    assert!(add(Goal::AllGather, Some([0, 64])), "{dtype}");
+                    for root in 0..16 {
+                        let goal = Goal::Broadcast { root };
+                        assert!(add(goal, None) && add(goal, Some([64, 64])), "{dtype} {root}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! How a call reaches its device: at once, behind what its stream holds, or as kernels on a GPU.
 
 use super::call::Call;
+use super::collectives::runs;
 use super::communicator::Inner;
 use super::engine::{CpuEngine, Engine, Queue, Submission};
 use super::order::Admission;
@@ -53,9 +54,20 @@ impl Inner {
         if call.count == 0 {
             return Ok(());
         }
-        let choice = self.plans.choose(call.bytes(), call.dtype)?;
-        let index = self.plans.index(choice)?;
-        let launched = gpu.enqueue(call, &self.plans, index, stream, channel);
+        let (choice, launched) = match call.other {
+            None => {
+                let choice = self.plans.choose(call.bytes(), call.dtype)?;
+                let index = self.plans.index(choice)?;
+                (choice, gpu.enqueue(call, &self.plans, index, stream, channel))
+            }
+            Some(other) => {
+                let runs = runs(call, other, &self.plans)?;
+                let choice = runs.first().map(|(_, plan)| plan.choice);
+                let launched = gpu.enqueue_runs(call, &runs, stream, channel);
+                let Some(choice) = choice else { return launched.map(drop) };
+                (choice, launched)
+            }
+        };
         match launched {
             Ok(steps) => {
                 self.counters.steps.fetch_add(steps, Relaxed);
@@ -128,13 +140,33 @@ impl Inner {
         if call.count == 0 {
             return Ok(());
         }
-        let choice = self.plans.choose(call.bytes(), call.dtype)?;
-        let plan = self.plans.get(choice)?;
-        let result = host.run(call, plan, |step| {
-            cpu.departures.begin(step).map_err(|rank| Error::RankLeft { rank: rank as u32 })
-        });
+        let may_step =
+            |step| cpu.departures.begin(step).map_err(|rank| Error::RankLeft { rank: rank as u32 });
+        let (choice, result) = match call.other {
+            None => {
+                let choice = self.plans.choose(call.bytes(), call.dtype)?;
+                (Some(choice), host.run(call, self.plans.get(choice)?, may_step))
+            }
+            Some(other) => {
+                let runs = runs(call, other, &self.plans)?;
+                let choice = runs.first().map(|(_, plan)| plan.choice);
+                if let Some((from, to, bytes)) = call.own_copy() {
+                    // SAFETY: this rank's input and its place in the output, which do not overlap: `validate` has looked.
+                    unsafe { from.cast::<u8>().copy_to(to.cast(), bytes) };
+                }
+                let all = runs
+                    .iter()
+                    .try_fold(0, |steps, (run, plan)| Ok(steps + host.run(run, plan, may_step)?));
+                if all.is_err() {
+                    // One run's failure is the call's; what earlier ones brought is no whole result.
+                    call.fill_failed(0);
+                }
+                (choice, all)
+            }
+        };
         cpu.departures.end();
         let steps = result?;
+        let Some(choice) = choice else { return Ok(()) };
         drop(host);
         self.counters.steps.fetch_add(steps, Relaxed);
         self.counters.served(choice.algorithm, choice.protocol, call.bytes() as u64);

@@ -45,6 +45,16 @@ impl Builder {
         self.ranks[rank as usize].phases[phase].folds.push(Fold { piece, dst, items });
     }
 
+    /// In `phase`, `rank` waits until all of `from` have told it, in the same phase, that they have begun the step.
+    pub fn hear(&mut self, phase: usize, rank: u8, piece: u8, from: impl Iterator<Item = u8>) {
+        let item = |from| Item { operand: Operand::Arrival { from, phase }, merge: 0 };
+        let items: Vec<Item> = from.map(item).collect();
+        if !items.is_empty() {
+            let fold = Fold { piece, dst: Target::Await, items };
+            self.ranks[rank as usize].phases[phase].folds.push(fold);
+        }
+    }
+
     /// Drops phases in which nobody does anything, settles each phase's wire type (partial sums need the accumulator's)
     /// and orders the sends.
     pub fn finish(mut self, algorithm: Algorithm, islands: &Islands, cuts: Cuts) -> Schedule {
@@ -78,7 +88,8 @@ impl Builder {
             let mut keep = busy.iter();
             rank.phases.retain(|_| keep.next() == Some(&true));
         }
-        Schedule { algorithm, islands: islands.clone(), cuts, ranks: self.ranks }
+        let goal = Goal::AllReduce;
+        Schedule { goal, algorithm, islands: islands.clone(), cuts, ranks: self.ranks }
     }
 }
 

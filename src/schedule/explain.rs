@@ -56,6 +56,7 @@ fn sends(table: &pl_table, head: &pl_phase) -> Vec<String> {
         PL_SRC_INPUT => "input",
         PL_SRC_PARTIAL => "partial",
         PL_SRC_RESULT => "result",
+        PL_SRC_NOTHING => "nothing but a flag",
         _ => "unknown",
     };
     groups

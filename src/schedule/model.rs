@@ -3,9 +3,28 @@
 use super::Islands;
 use crate::types::Algorithm;
 
-/// What every rank does in an all-reduce, phase by phase.
+/// What a schedule is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Goal {
+    /// Every rank gets the sum over all.
+    #[default]
+    AllReduce,
+    /// Every rank gets what `root` has. The root's own output is the host's to copy.
+    Broadcast {
+        /// Whose data it is.
+        root: u8,
+    },
+    /// Every rank gets every rank's part; a piece is a part. The own one is the host's to copy.
+    AllGather,
+    /// Every rank gets the sum of one part; a piece is a part.
+    ReduceScatter,
+}
+
+/// What every rank does in a collective, phase by phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
+    /// What it is for.
+    pub goal: Goal,
     /// Which builder made it.
     pub algorithm: Algorithm,
     /// The partition it was made for.
@@ -85,6 +104,8 @@ pub enum Source {
     Partial,
     /// The rounded result.
     Result,
+    /// Nothing: the message only says that the sender has begun the step, and so has finished the one before.
+    Nothing,
 }
 
 /// A sum over values of one piece, or a wait for them.

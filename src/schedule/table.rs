@@ -13,7 +13,7 @@ type Message = (u8, usize, u8, u8);
 type Publication = (u8, usize, u8, Source);
 
 /// Slots of all messages. Every reader numbers its arrivals from 0 and each has its own for the whole step, so that a
-/// slot is written once per step. With pull the data slots are the writer's: readers of the same value in the same phase
+/// slot is written once per step. Messages without data come last, so that they take flags and no room for data. With pull the data slots are the writer's: readers of the same value in the same phase
 /// share one. A value that is sent again in a later phase gets a new one: storing it again, even the same bytes, would
 /// race with the earlier reader.
 #[derive(Default)]
@@ -21,18 +21,25 @@ struct Slots {
     arrival: BTreeMap<Message, u8>,
     publication: BTreeMap<Publication, u8>,
     most_arrivals: u8,
+    /// The same of those that carry data.
+    most_data_arrivals: u8,
     most_publications: u8,
 }
 
 impl Slots {
     fn new(schedule: &Schedule) -> Result<Self> {
-        let mut messages: Vec<Message> = Vec::new();
+        let mut messages: Vec<(bool, Message)> = Vec::new();
         let mut slots = Slots::default();
         for (me, rank) in schedule.ranks.iter().enumerate() {
             let mut published = 0;
             for (p, phase) in rank.phases.iter().enumerate() {
                 for send in &phase.sends {
-                    messages.push((send.peer, p, send.piece, me as u8));
+                    let nothing = send.src == Source::Nothing;
+                    messages.push((nothing, (send.peer, p, send.piece, me as u8)));
+                    if nothing {
+                        slots.publication.insert((me as u8, p, send.piece, send.src), 0);
+                        continue;
+                    }
                     let key = (me as u8, p, send.piece, send.src);
                     if let std::collections::btree_map::Entry::Vacant(entry) =
                         slots.publication.entry(key)
@@ -46,7 +53,7 @@ impl Slots {
         }
         messages.sort_unstable();
         let mut arrived = vec![0usize; schedule.ranks.len()];
-        for message in messages {
+        for (nothing, message) in messages {
             let next = &mut arrived[message.0 as usize];
             if slots.arrival.insert(message, narrow(*next, "arrivals")?).is_some() {
                 let (reader, phase, piece, writer) = message;
@@ -56,6 +63,9 @@ impl Slots {
             }
             *next += 1;
             slots.most_arrivals = slots.most_arrivals.max(narrow(*next, "arrivals")?);
+            if !nothing {
+                slots.most_data_arrivals = slots.most_arrivals;
+            }
         }
         Ok(slots)
     }
@@ -82,7 +92,7 @@ impl Schedule {
         table.pieces = self.cuts.pieces();
         // At least one of each, so that a layout may divide by them (a single rank has no arrivals).
         table.flag_slots = slots.most_arrivals.max(1);
-        table.slots = if pull { slots.most_publications } else { slots.most_arrivals }.max(1);
+        table.slots = if pull { slots.most_publications } else { slots.most_data_arrivals }.max(1);
         fill(&mut table.cut_num, self.cuts.num.iter().copied(), 0, "cuts")?;
         table.cut_den = self.cuts.den;
         let (mut sends, mut folds, mut items) = (0, 0, 0);
@@ -103,13 +113,14 @@ impl Schedule {
                     Source::Input => PL_SRC_INPUT,
                     Source::Partial => PL_SRC_PARTIAL,
                     Source::Result => PL_SRC_RESULT,
+                    Source::Nothing => PL_SRC_NOTHING,
                 };
                 pl_send {
                     peer: s.peer,
                     piece: s.piece,
                     src: src as u8,
                     slot,
-                    data: if pull { data } else { slot },
+                    data: if pull || s.src == Source::Nothing { data } else { slot },
                 }
             });
             sends = fill(&mut table.send, compiled, sends, "sends")?;
@@ -166,7 +177,7 @@ impl Schedule {
                 let wire_f32 = (sent.wire == Wire::Accumulator).into();
                 Ok(pl_item {
                     slot,
-                    data: if pull { data } else { slot },
+                    data: if pull || src == Source::Nothing { data } else { slot },
                     from,
                     merge: item.merge,
                     wire_f32,

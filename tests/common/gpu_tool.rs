@@ -61,18 +61,33 @@ pub fn nccl() -> &'static Path {
     })
 }
 
+/// A kernel map in which the probe answers what `HOSTKERNELS_FABRIC` says.
+pub fn scripted_probe() -> String {
+    let bytes = size_of::<peerlane::launch::pl_probe>();
+    format!("pl_probe_lane=hostkernels_scripted_probe:{bytes},{}", hostkernels::kernel_map())
+}
+
+/// A kernel map in which no all-reduce moves anything, so that no lane passes its test.
+pub fn lanes_that_lose_everything() -> String {
+    let unrolled = [1, 3, 7, 15].map(|k| format!("pl_unrolled_{k}_"));
+    doing_nothing(["pl_all_reduce_".into()].into_iter().chain(unrolled))
+}
+
 /// A kernel map in which the all-reduce of bfloat16 does nothing. The self-test of set-up uses f32, and passes.
 pub fn kernels_that_do_nothing() -> String {
-    let kernels = hostkernels::kernels();
-    let nothing = |prefix: String| {
-        // The size that a kernel of this name has anyway.
-        let of = kernels.iter().find(|k| prefix.starts_with(k.prefix)).unwrap();
-        format!("{prefix}=hostkernels_nothing:{}", of.bytes)
-    };
     let walks = ["pl_all_reduce_bf16_", "pl_all_reduce_add_rms_norm_bf16_"].map(String::from);
     let unrolled = [1, 3, 7, 15].map(|k| format!("pl_unrolled_{k}_bf16_"));
     let normed = [1, 3, 7].map(|k| format!("pl_unrolled_{k}_norm_bf16_"));
-    let entries = walks.into_iter().chain(unrolled).chain(normed).map(nothing);
-    let map = entries.chain([hostkernels::kernel_map()]).collect::<Vec<_>>();
-    map.join(",")
+    doing_nothing(walks.into_iter().chain(unrolled).chain(normed))
+}
+
+/// A kernel map in which kernels whose names begin so do nothing.
+fn doing_nothing(prefixes: impl Iterator<Item = String>) -> String {
+    let kernels = hostkernels::kernels();
+    let nothing = |prefix: String| {
+        // The driver copies as many bytes as the kernel has by rights.
+        let of = kernels.iter().find(|k| prefix.starts_with(k.prefix)).unwrap();
+        format!("{prefix}=hostkernels_nothing:{}", of.bytes)
+    };
+    prefixes.map(nothing).chain([hostkernels::kernel_map()]).collect::<Vec<_>>().join(",")
 }

@@ -219,6 +219,9 @@ impl World {
                     residual_out: std::ptr::null_mut(),
                     eps: 0.0,
                     weight_bias: 0.0,
+                    parts: 0,
+                    input_part: 0,
+                    output_part: 0,
                 },
             },
         }

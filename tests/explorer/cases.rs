@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+#[path = "../common/flags.rs"]
+pub mod flags;
 #[path = "../common/rows.rs"]
 mod rows;
 
@@ -11,7 +13,7 @@ use explorer::Outcome;
 use half::bf16;
 use peerlane::lane::{longest_piece, step_packs, step_rows, Fan, Unrolled};
 use peerlane::launch::*;
-use peerlane::schedule::{build, check, exists, Tree};
+use peerlane::schedule::{build, build_goal, check, check_goal, exists, Goal, Islands, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
 use std::collections::BTreeMap;
 
@@ -40,6 +42,7 @@ pub const DEADLINE_NS: u64 = 1_000_000_000;
 pub struct Box_ {
     pub n: usize,
     pub name: String,
+    pub islands: Islands,
     pub tree: Tree,
     pub tables: BTreeMap<(u32, u32), Vec<pl_table>>,
 }
@@ -79,7 +82,8 @@ pub fn boxes() -> Vec<Box_> {
                     tables.insert((algorithm as u32, direction as u32), made);
                 }
             }
-            all.push(Box_ { n, name: partition.to_string(), tree, tables });
+            let name = partition.to_string();
+            all.push(Box_ { n, name, islands: partition, tree, tables });
         }
     }
     all
@@ -91,7 +95,7 @@ impl Box_ {
     }
 }
 
-/// One all-reduce, as every rank makes it.
+/// One collective, as every rank makes it.
 #[derive(Clone)]
 pub struct Step {
     pub tables: Vec<pl_table>,
@@ -105,6 +109,9 @@ pub struct Step {
     pub seed: u64,
     /// Add + RMSNorm over rows; then the type is bf16 and the operation a sum.
     pub norm: Option<Norm>,
+    /// What it is; of what is no all-reduce in one piece, `count` is that of a part.
+    pub goal: Goal,
+    pub in_parts: bool,
 }
 
 /// The fused operation's part of a step.
@@ -245,6 +252,92 @@ pub fn step(r: &mut Random, tables: &[pl_table], protocol: Protocol) -> Step {
         chunk_packs: (1 + r.below(8)).max(least) as u32,
         seed: r.0,
         norm: None,
+        goal: Goal::AllReduce,
+        in_parts: false,
+    }
+}
+
+/// A plan whose steps are of any collective, one after the other on one channel, between all-reduces of any schedule.
+pub fn mixed_plan(boxes: &[Box_], way: Way, seed: u64) -> Plan {
+    let mut plan = plan(boxes, Algorithm::OneShot, way, seed);
+    let mut r = Random(mix(seed ^ 0x0b0e));
+    let b = boxes.iter().find(|b| plan.name.ends_with(&format!("ranks {}", b.name))).unwrap();
+    plan.name = format!("any collective, {} {}, ranks {}", way.0, way.1, b.name);
+    for step in &mut plan.steps {
+        let root = r.below(b.n as u64) as u8;
+        let (goal, in_parts) = match r.below(5) {
+            0 => continue,
+            1 => (Goal::Broadcast { root }, false),
+            2 => (Goal::Broadcast { root }, true),
+            3 => (Goal::AllGather, true),
+            _ => (Goal::ReduceScatter, true),
+        };
+        collective(b, step, goal, in_parts, way.1, &mut r);
+    }
+    plan
+}
+
+/// Makes another collective of a step.
+pub fn collective(
+    b: &Box_,
+    step: &mut Step,
+    goal: Goal,
+    in_parts: bool,
+    direction: Direction,
+    r: &mut Random,
+) {
+    step.tables = build_goal(goal, in_parts, &b.islands).unwrap().tables(direction).unwrap();
+    check_goal(&step.tables, &b.tree, goal).unwrap();
+    let per_pack = 16 / step.dtype.size() as u64;
+    let packs = 1 + r.below(6);
+    step.count = ((packs - 1) * per_pack + 1 + r.below(per_pack)) as usize;
+    step.chunk_packs = 1 + r.below(4) as u32;
+    // The one that can raise a flag without data.
+    step.protocol = Protocol::Flagged;
+    (step.goal, step.in_parts) = (goal, in_parts);
+    if goal != Goal::ReduceScatter {
+        step.op = Op::Sum;
+    }
+}
+
+impl Step {
+    /// Elements of a rank's input, and of its output, of `n` ranks.
+    fn elements(&self, n: usize) -> (usize, usize) {
+        let all = if self.in_parts { n * self.count } else { self.count };
+        match self.goal {
+            Goal::AllGather => (self.count, all),
+            Goal::ReduceScatter => (all, self.count),
+            Goal::AllReduce | Goal::Broadcast { .. } => (all, all),
+        }
+    }
+
+    /// Bytes from where a buffer begins to where a rank's input and output do, if they are in one buffer.
+    fn shifts(&self, rank: usize) -> (usize, usize) {
+        let own = rank * self.count * self.dtype.size();
+        match self.goal {
+            Goal::AllGather if self.in_place => (own, 0),
+            Goal::ReduceScatter if self.in_place => (0, own),
+            _ => (0, 0),
+        }
+    }
+
+    /// Bytes from one part to the next, in the input and the output.
+    fn strides(&self) -> [u64; 2] {
+        let part = (self.count * self.dtype.size()) as u64;
+        match self.goal {
+            Goal::AllGather => [0, part],
+            Goal::ReduceScatter => [part, 0],
+            Goal::AllReduce | Goal::Broadcast { .. } => [part, part],
+        }
+    }
+
+    /// Where in the output the host has copied what a rank has itself.
+    fn own_copy(&self, rank: usize) -> Option<usize> {
+        match self.goal {
+            Goal::Broadcast { root } if usize::from(root) == rank => Some(0),
+            Goal::AllGather => Some(rank * self.count * self.dtype.size()),
+            _ => None,
+        }
     }
 }
 
@@ -496,7 +589,9 @@ impl Runner {
             .iter()
             .map(|s| {
                 (0..n)
-                    .map(|rank| (0..s.count).map(|i| element(s.dtype, rank, s.seed, i)).collect())
+                    .map(|rank| {
+                        (0..s.elements(n).0).map(|i| element(s.dtype, rank, s.seed, i)).collect()
+                    })
                     .collect()
             })
             .collect();
@@ -507,9 +602,15 @@ impl Runner {
                 let index = 5 * (k * n + rank);
                 (index..index + 5).for_each(|i| self.buffer(i).fill(GUARD));
                 let input = index + usize::from(step.in_place);
+                let (input_shift, output_shift) = step.shifts(rank);
+                let own_copy = step.own_copy(rank).filter(|_| !step.in_place);
                 for (i, v) in inputs[k][rank].iter().enumerate() {
-                    self.buffer(input)[at + i * size..][..size]
-                        .copy_from_slice(&v.to_le_bytes()[..size]);
+                    let word = v.to_le_bytes();
+                    let places = [Some((input, input_shift)), own_copy.map(|to| (index + 1, to))];
+                    for (buffer, shift) in places.into_iter().flatten() {
+                        self.buffer(buffer)[at + shift + i * size..][..size]
+                            .copy_from_slice(&word[..size]);
+                    }
                 }
                 let residual_out = step.norm.map(|norm| {
                     for (buffer, what, count) in
@@ -526,8 +627,8 @@ impl Runner {
                 let mut address = |i| self.buffer(i).as_mut_ptr().wrapping_add(at);
                 let (residual, gamma) = (address(index + 2), address(index + 4));
                 let residual_out = residual_out.map(&mut address);
-                let input = self.buffer(input).as_mut_ptr().wrapping_add(at);
-                let output = self.buffer(index + 1).as_mut_ptr().wrapping_add(at);
+                let input = self.buffer(input).as_mut_ptr().wrapping_add(at + input_shift);
+                let output = self.buffer(index + 1).as_mut_ptr().wrapping_add(at + output_shift);
                 let mut base = [0; 16];
                 for (r, b) in base.iter_mut().enumerate().take(n) {
                     *b = self.slab(r).as_ptr() as u64;
@@ -557,6 +658,8 @@ impl Runner {
                 args.step.chunk_packs = step.chunk_packs;
                 args.step.check = plan.check.into();
                 args.step.host_staged = plan.host_staged.into();
+                args.step.parts = step.in_parts.into();
+                [args.step.input_part, args.step.output_part] = step.strides();
                 if let (Some(norm), Some(residual_out)) = (step.norm, residual_out) {
                     args.step.rows = (step.count / norm.width) as u64;
                     args.step.width = norm.width as u64;
@@ -623,7 +726,9 @@ impl Runner {
             let size = step.dtype.size();
             let at = step.shift * size;
             let mut column = vec![0; n];
-            let want: Vec<u32> = (0..step.count)
+            let moved = !matches!(step.goal, Goal::AllReduce | Goal::ReduceScatter);
+            let summed = if moved { 0 } else { step.elements(n).0 };
+            let want: Vec<u32> = (0..summed)
                 .map(|i| {
                     column.iter_mut().zip(&inputs[k]).for_each(|(c, v)| *c = v[i]);
                     reduced(plan, step, &column)
@@ -638,8 +743,24 @@ impl Runner {
                     continue;
                 }
                 let done = states[rank].abort == 0 || (k as u32) < finished[rank];
+                if !done && step.goal != Goal::AllReduce {
+                    continue;
+                }
+                let part = rank * step.count..(rank + 1) * step.count;
+                let want = match step.goal {
+                    Goal::AllReduce => want.clone(),
+                    Goal::Broadcast { root } => inputs[k][usize::from(root)].clone(),
+                    Goal::AllGather => inputs[k].concat(),
+                    Goal::ReduceScatter if step.in_place => {
+                        let mut all = inputs[k][rank].clone();
+                        all[part.clone()].copy_from_slice(&want[part]);
+                        all
+                    }
+                    Goal::ReduceScatter => want[part].to_vec(),
+                };
                 let place = format!(
-                    "step {k} ({} of {}{}, {} {}{}), rank {rank}",
+                    "step {k} ({:?}, {} of {}{}, {} {}{}), rank {rank}",
+                    step.goal,
                     step.count,
                     step.dtype,
                     step.norm.map_or(String::new(), |norm| format!(" in rows of {}", norm.width)),
@@ -656,7 +777,12 @@ impl Runner {
                         let mut word = [0; 4];
                         word[..size].copy_from_slice(&output[at + i * size..][..size]);
                         let got = u32::from_le_bytes(word);
-                        let w = if done { w } else { failed(step.dtype) };
+                        // A NaN of 16 bits was drawn as 32 ones.
+                        let w = if done {
+                            w & (u32::MAX >> (32 - 8 * size))
+                        } else {
+                            failed(step.dtype)
+                        };
                         if got != w {
                             let which =
                                 if buffer == residual_out { " of the residual" } else { "" };

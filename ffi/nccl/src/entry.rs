@@ -78,9 +78,9 @@ impl Entry {
         &self.counters
     }
 
-    /// Its number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.n
+    /// Up to how many bytes it serves.
+    pub fn most_bytes(&self) -> u64 {
+        self.agreed.as_ref().map_or(0, |agreed| agreed.most_bytes)
     }
 
     /// How far it is.
@@ -99,9 +99,10 @@ impl Entry {
                 count(&self.counters, |c| &c.set_up, 1);
                 log!(
                     Info,
-                    "rank {} of {}: serves all-reduces in the place of NCCL",
+                    "rank {} of {}: serves all-reduces of up to {} bytes in the place of NCCL",
                     self.rank,
-                    self.n
+                    self.n,
+                    self.most_bytes()
                 );
                 Some(ready)
             }
@@ -120,7 +121,7 @@ impl Entry {
     }
 
     fn create(&self) -> Result<Ready> {
-        let id = self.agreed.as_ref().map_err(|why| Error::Unsupported(why.clone()))?;
+        let agreed = self.agreed.as_ref().map_err(|why| Error::Unsupported(why.clone()))?;
         let env =
             settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
         let mut config = Config::from_vars(self.n, env)?;
@@ -133,7 +134,7 @@ impl Entry {
         let side = Stream::new(&self.context, 0)?;
         let event = || Event::new(&self.context);
         let (fork, join, captured) = (event()?, event()?, Mutex::new((0, event()?)));
-        let comm = Communicator::create(id, self.n, self.rank, &config)?;
+        let comm = Communicator::create(&agreed.id, self.n, self.rank, &config)?;
         Ok(Ready { comm, side, fork, join, captured })
     }
 

@@ -25,7 +25,7 @@ impl Entry {
     pub fn counters(&self) -> &Counters {
         match *self {}
     }
-    pub fn ranks(&self) -> usize {
+    pub fn most_bytes(&self) -> u64 {
         match *self {}
     }
     pub fn phase(&self) -> Phase {

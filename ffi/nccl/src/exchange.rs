@@ -10,10 +10,15 @@ use crate::types::*;
 use peerlane_core::bootstrap::UniqueId;
 use peerlane_core::comm::Config;
 use peerlane_core::device::cuda::{Context, Device, DeviceMemory, Driver, RelaxedThread, Stream};
+use peerlane_core::env::ServedBytes;
+use peerlane_core::plan::nccl::{served_bytes, RING};
+use peerlane_core::plan::{Model, NOMINAL};
+use peerlane_core::topology::{from_path, from_sysfs, islands, Address, Files, Topology};
 use peerlane_core::types::MAX_RANKS;
 use peerlane_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A rank's record, padded to this: all send the same number of bytes.
@@ -72,8 +77,17 @@ impl Member {
 struct Record {
     version: String,
     place: std::result::Result<Place, String>,
-    served: Vec<(u32, u64)>,
+    served: Option<Vec<(u32, u64)>>,
+    seat: Option<Seat>,
     id: Vec<u8>,
+}
+
+/// Where its GPU is in the box as it sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Seat {
+    gpu: String,
+    /// Of the whole description.
+    hash: u64,
 }
 
 /// What ranks must have in common to meet, and to reach each other's memory.
@@ -86,21 +100,31 @@ struct Place {
     run_dir: (u64, u64),
 }
 
+/// The host, so that ranks on several do not try to meet. Sandboxes without a boot id are told apart by their names.
+fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    if !boot.trim().is_empty() {
+        return boot.trim().to_owned();
+    }
+    let mut name = [0u8; 64];
+    // SAFETY: a buffer of this size; what does not fit is cut off.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+    format!("host {}", String::from_utf8_lossy(&name[..length]))
+}
+
 fn own_record(member: &Member) -> Record {
     let look = || -> Result<(Place, UniqueId)> {
         let env =
             settings::get().env.as_ref().map_err(|why| Error::InvalidArgument(why.clone()))?;
         Config::from_vars(member.n, env)?;
         let id = UniqueId::new()?;
-        let read = |path: &str| {
-            std::fs::read_to_string(path).map_err(|e| Error::os(format!("read({path})"), &e))
-        };
         let stat = |path: &std::path::Path| {
             std::fs::metadata(path).map_err(|e| Error::os(format!("stat({})", path.display()), &e))
         };
         let run_dir = stat(id.run_dir())?;
         let place = Place {
-            boot: read("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+            boot: host(),
             pids: stat("/proc/self/ns/pid".as_ref())?.ino(),
             user: run_dir.uid(),
             run_dir: (run_dir.dev(), run_dir.ino()),
@@ -120,13 +144,58 @@ fn own_record(member: &Member) -> Record {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         place,
         // Longer tables would not fit; ranks that differ only beyond this meet, and find that their calls differ.
-        served: settings::get().served.steps().iter().take(MAX_RANKS).copied().collect(),
+        served: settings::get()
+            .served
+            .as_ref()
+            .map(|served| served.steps().iter().take(MAX_RANKS).copied().collect()),
+        seat: described().map(|(_, hash)| Seat {
+            gpu: member.context.device().facts().pci_bus_id.clone(),
+            hash: *hash,
+        }),
         id,
     }
 }
 
+/// The box, as `PEERLANE_TOPOLOGY` or sysfs describe it, and its hash; none where it shows no GPUs.
+fn described() -> Option<&'static (Topology, u64)> {
+    static BOX: OnceLock<Option<(Topology, u64)>> = OnceLock::new();
+    let look = || {
+        let named = settings::get().env.as_ref().ok().and_then(|env| env.topology.clone());
+        let found = match named {
+            Some(path) => from_path(&path),
+            None => from_sysfs(&Files::directory("/")),
+        };
+        let topology = found.ok().filter(|topology| !topology.gpus.is_empty())?;
+        let all: Vec<usize> = (0..topology.gpus.len()).collect();
+        let hash = topology.hash64(&all);
+        Some((topology, hash))
+    };
+    BOX.get_or_init(look).as_ref()
+}
+
+/// Up to how many bytes a communicator of these ranks serves: what the user says, else what is predicted where all see one box and
+/// sit on several of its GPUs, else a table. The same on all ranks: they have the same records, and equal hashes are equal boxes.
+fn most_bytes(records: &[Option<Record>], described: Option<&(Topology, u64)>) -> u64 {
+    let n = records.len();
+    if let Some(served) = records.iter().flatten().find_map(|record| record.served.clone()) {
+        return ServedBytes::new(served).of(n);
+    }
+    let predicted = described.and_then(|(topology, hash)| {
+        let seat = |record: &Option<Record>| {
+            let seat = record.as_ref()?.seat.as_ref().filter(|seat| seat.hash == *hash)?;
+            topology.at(Address::parse(&seat.gpu)?)
+        };
+        let gpu_of = records.iter().map(seat).collect::<Option<Vec<usize>>>()?;
+        let islands = islands(topology, &gpu_of).ok()?.islands;
+        let model = Model::new(topology, &gpu_of, &islands, &NOMINAL).ok()?;
+        // On one GPU none of the model's bytes would count.
+        (model.fabric.gpus() > 1).then(|| served_bytes(&model, &RING) as u64)
+    });
+    predicted.unwrap_or_else(|| settings::undescribed_bytes().of(n))
+}
+
 /// What all ranks conclude from the same records: where to meet, or why NCCL serves.
-fn decide(records: &[Option<Record>]) -> Decided {
+fn decide(records: &[Option<Record>]) -> std::result::Result<UniqueId, String> {
     let mut first: Option<(&Record, &Place)> = None;
     for (rank, record) in records.iter().enumerate() {
         let Some(record) = record else {
@@ -179,8 +248,17 @@ fn decode(bytes: &[u8]) -> Option<Record> {
 /// under way that waits for what this process does next.
 pub type Kept = (Stream, DeviceMemory);
 
-/// Where the ranks of a communicator meet, or why NCCL serves.
-pub type Decided = std::result::Result<UniqueId, String>;
+/// What the ranks of a communicator have agreed on.
+#[derive(Clone, Debug)]
+pub struct Agreed {
+    /// Where they meet.
+    pub id: UniqueId,
+    /// Larger messages are NCCL's.
+    pub most_bytes: u64,
+}
+
+/// What they have agreed on, or why NCCL serves.
+pub type Decided = std::result::Result<Agreed, String>;
 
 /// Exchanges and decides, for all local ranks of the communicators at once. An error means that a rank may wait for this
 /// process in vain: the communicators are to be given up.
@@ -242,7 +320,8 @@ pub fn exchange(members: &[Member]) -> Result<Vec<(Decided, Kept)>> {
         let mut bytes = vec![0; RECORD_BYTES * member.n];
         memory.read(stream, 0, &mut bytes)?;
         let records: Vec<_> = bytes.chunks(RECORD_BYTES).map(decode).collect();
-        Ok(decide(&records))
+        let agreed = |id| Agreed { id, most_bytes: most_bytes(&records, described()) };
+        Ok(decide(&records).map(agreed))
     };
     let decided: Result<Vec<_>> = members.iter().zip(&prepared).map(wait).collect();
     match decided {
@@ -265,7 +344,8 @@ mod tests {
         Record {
             version: "1".into(),
             place: Ok(place),
-            served: vec![(2, 4096)],
+            served: Some(vec![(2, 4096)]),
+            seat: None,
             id: id.as_bytes().to_vec(),
         }
     }
@@ -294,7 +374,7 @@ mod tests {
             (Some(changed(|_, p| p.run_dir = (1, 3))), "run directory"),
             (Some(changed(|_, p| p.user = 1)), "user"),
             (Some(changed(|r, _| r.version = "2".into())), "peerlane 2"),
-            (Some(changed(|r, _| r.served = vec![])), "PEERLANE_NCCL_BYTES"),
+            (Some(changed(|r, _| r.served = None)), "PEERLANE_NCCL_BYTES"),
             (Some(changed(|r, _| r.place = Err("no driver".into()))), "no driver"),
         ] {
             let why = decide(&[Some(record()), other]).unwrap_err();
@@ -302,12 +382,39 @@ mod tests {
         }
     }
 
+    /// Two GPUs of a box that is read from a copy of sysfs, then one of them twice, then ranks that see different boxes.
+    #[test]
+    fn how_much_is_served_follows_from_the_box_where_all_see_it() {
+        let matrix = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\tPIX\t X \t0-7\t0\n";
+        let mut topology = peerlane_core::topology::from_matrix("box", matrix).unwrap();
+        let addresses = ["0000:11:00.0", "0000:12:00.0"];
+        for (gpu, address) in topology.gpus.iter_mut().zip(addresses) {
+            gpu.address = Address::parse(address);
+        }
+        let described = (topology, 7);
+        let at = |gpu: &str, hash| {
+            let seat = Some(Seat { gpu: gpu.into(), hash });
+            Some(Record { seat, served: None, ..record() })
+        };
+        let of = |records: &[Option<Record>]| most_bytes(records, Some(&described));
+        assert_eq!(of(&[at(addresses[0], 7), at(addresses[1], 7)]), 2 << 20, "predicted");
+        let table = settings::undescribed_bytes().of(2);
+        assert_ne!(table, 2 << 20);
+        assert_eq!(of(&[at(addresses[0], 7), at(addresses[0], 7)]), table, "one GPU");
+        assert_eq!(of(&[at(addresses[0], 7), at(addresses[1], 8)]), table, "another box");
+        assert_eq!(of(&[at(addresses[0], 7), at("0000:13:00.0", 7)]), table, "no such GPU");
+        let user = Some(Record { seat: None, ..record() });
+        assert_eq!(of(&[user.clone(), user]), 4096, "what the user says wins");
+    }
+
     #[test]
     fn the_longest_record_fits_and_survives() {
         let mut longest = record();
         longest.id = vec![0xff; 128];
-        longest.served = vec![(u32::MAX, u64::MAX); MAX_RANKS];
+        longest.served = Some(vec![(u32::MAX, u64::MAX); MAX_RANKS]);
+        longest.seat = Some(Seat { gpu: "ffffffff:ff:1f.7".into(), hash: u64::MAX });
         longest.version = "100.100.100".into();
+        longest.place.as_mut().unwrap().boot = "x".repeat(host().len().max(68));
         assert_eq!(decode(&encode(&longest).unwrap()), Some(longest.clone()));
         longest.place = Err("x".repeat(REASON_BYTES));
         assert_eq!(decode(&encode(&longest).unwrap()), Some(longest));

@@ -12,7 +12,6 @@ use crate::forward;
 use crate::group::{self, Call};
 use crate::policy::{judge, Verdict};
 use crate::real;
-use crate::settings;
 use crate::stats::{self, count};
 use crate::status::{self, guarded};
 use crate::table;
@@ -34,7 +33,7 @@ unsafe fn serve(
         count(entry.counters(), which, 1);
         None
     };
-    let (dtype, op) = match judge(&settings::get().served, entry.ranks(), elements, datatype, op) {
+    let (dtype, op) = match judge(entry.most_bytes(), elements, datatype, op) {
         Verdict::Serve(dtype, op) => (dtype, op),
         Verdict::Size => return forwarded(|c| &c.forwarded_size),
         Verdict::Kind => return forwarded(|c| &c.forwarded_kind),
@@ -164,11 +163,16 @@ forwarded_or_alone! {
 
 /// Follows a creation by NCCL: at once, or at the end of the group that it is in.
 unsafe fn follow(result: ncclResult_t, at: *mut ncclComm_t, nonblocking: bool) -> ncclResult_t {
-    if result != ncclSuccess || nonblocking || at.is_null() {
+    if ![ncclSuccess, ncclInProgress].contains(&result) || at.is_null() {
         return result;
     }
     // SAFETY: NCCL has written there.
     let handle = unsafe { *at };
+    // A communicator that was destroyed past this library may have had the address.
+    drop(table::remove(handle));
+    if result != ncclSuccess || nonblocking {
+        return result;
+    }
     if group::is_open() {
         group::coming(Coming { at, handle });
         return result;
@@ -318,6 +322,12 @@ pub unsafe fn ncclCommShrink(
         // SAFETY: the caller's promise.
         unsafe {
             let nonblocking = create::is_nonblocking(config);
+            if shrinkFlags as u32 & NCCL_SHRINK_ABORT != 0 {
+                // What is under way on the parent ends, ours too; its entry stays and says so.
+                if let Some(entry) = table::find(comm) {
+                    entry.abort();
+                }
+            }
             let result = forward::ncclCommShrink(
                 comm,
                 excludeRanksList,

@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 pub struct Settings {
     /// Forward everything.
     pub disabled: bool,
-    /// Up to how many bytes calls are served.
-    pub served: ServedBytes,
+    /// Up to how many bytes calls are served, where the user says so.
+    pub served: Option<ServedBytes>,
     /// The environment, or what is wrong with it.
     pub env: Result<Env, String>,
 }
 
-/// Until a measured plan says otherwise: where the ring of NCCL catches up on boxes without NVLink.
-fn default_bytes() -> ServedBytes {
+/// Where the box is not described, or the ranks share a GPU: about where NCCL's ring catches up on boxes without NVLink.
+pub fn undescribed_bytes() -> ServedBytes {
     ServedBytes::new(vec![(2, 1 << 20), (5, 512 << 10), (9, 256 << 10)])
 }
 
@@ -30,11 +30,7 @@ pub fn get() -> &'static Settings {
         }
         Settings {
             disabled: Env::is_disabled(),
-            served: env
-                .as_ref()
-                .ok()
-                .and_then(|env| env.nccl_bytes.clone())
-                .unwrap_or_else(default_bytes),
+            served: env.as_ref().ok().and_then(|env| env.nccl_bytes.clone()),
             env,
         }
     })

@@ -7,6 +7,7 @@ pub const NCCL_VERSION_CODE: u32 = 23203;
 pub const NCCL_UNIQUE_ID_BYTES: u32 = 128;
 pub const NCCL_SPLIT_NOCOLOR: i32 = -1;
 pub const NCCL_API_MAGIC: u32 = 3405692655;
+pub const NCCL_SHRINK_ABORT: u32 = 1;
 #[repr(C)]
 #[derive(Debug)]
 pub struct CUstream_st {

@@ -25,7 +25,7 @@ fn at(values: &mut [f32]) -> *mut c_void {
 fn collectives(r: &Rank, comm: ncclComm_t, me: usize, ranks: &[usize]) {
     let n = ranks.len();
     let of = |call, count| sum(ranks.iter().copied(), call, count);
-    // A part larger than the scratch of a reduce-scatter, one of odd size, nothing.
+    // A part of odd size, one of several chunks, nothing.
     for (call, count) in [(1, 1001), (2, 70_000), (3, 0)] {
         let mine = values(ranks[me], call, count);
         let mut buffer = mine.clone();
@@ -258,23 +258,25 @@ fn ranks_on_gpus() {
     let Some(r) = role() else {
         return World::new(NAME)
             .env("PEERLANE_NCCL_LIB", "/nonexistent/libnccl.so.2")
-            .run(Way::Alone, 2);
+            .run(Way::Alone, 3);
     };
     let gpu = Gpu::new(0);
     let comm = r.comm("id");
     r.check(comm, &gpu, 0, 1001);
-    let (mine, all) = (gpu.buffer(&values(r.rank, 1, 100)), gpu.buffer(&[0.0; 200]));
-    let part = gpu.buffer(&[0.0; 50]);
+    // Parts that are no whole packs; a broadcast in one piece, and one in parts with a rest.
+    let (mine, all) = (gpu.buffer(&values(r.rank, 1, 99)), gpu.buffer(&[0.0; 297]));
+    let part = gpu.buffer(&[0.0; 33]);
+    let (small, large) = (gpu.buffer(&[0.0; 99]), gpu.buffer(&vec![0.0; 20_003]));
     let graph = gpu.capture(|| unsafe {
         assert_eq!(
-            (r.api.ncclAllGather)(mine.at(), all.at(), 100, ncclFloat32, comm, gpu.raw()),
+            (r.api.ncclAllGather)(mine.at(), all.at(), 99, ncclFloat32, comm, gpu.raw()),
             ncclSuccess
         );
         assert_eq!(
             (r.api.ncclReduceScatter)(
                 mine.at(),
                 part.at(),
-                50,
+                33,
                 ncclFloat32,
                 ncclSum,
                 comm,
@@ -282,14 +284,35 @@ fn ranks_on_gpus() {
             ),
             ncclSuccess
         );
+        let stream = gpu.raw();
+        for (buffer, count, root) in [(&small, 99, 2), (&large, 20_003, 1)] {
+            let from = if count == 99 { mine.at() } else { buffer.at() };
+            let to = buffer.at();
+            let code = (r.api.ncclBroadcast)(from, to, count, ncclFloat32, root, comm, stream);
+            assert_eq!(code, ncclSuccess, "{}", r.last_error());
+        }
     });
     for call in 2..5 {
-        mine.set(&gpu, &values(r.rank, call, 100));
+        mine.set(&gpu, &values(r.rank, call, 99));
+        large.set(&gpu, &values(r.rank, call, 20_003));
         gpu.replay(&graph);
-        let expected: Vec<f32> = (0..2).flat_map(|rank| values(rank, call, 100)).collect();
+        let expected: Vec<f32> = (0..3).flat_map(|rank| values(rank, call, 99)).collect();
         assert!(all.get(&gpu) == expected);
-        assert!(part.get(&gpu) == sum(0..2, call, 100)[r.rank * 50..][..50]);
+        assert!(part.get(&gpu) == sum(0..3, call, 99)[r.rank * 33..][..33]);
+        assert!(small.get(&gpu) == values(2, call, 99));
+        assert!(large.get(&gpu) == values(1, call, 20_003));
     }
+    // Eager calls on another stream wait for nothing of the graph's.
+    let other = Gpu::new(0);
+    let (from, to) = (other.buffer(&values(r.rank, 7, 20_003)), other.buffer(&vec![0.0; 60_009]));
+    unsafe {
+        let code =
+            (r.api.ncclAllGather)(from.at(), to.at(), 20_003, ncclFloat32, comm, other.raw());
+        assert_eq!(code, ncclSuccess, "{}", r.last_error());
+    }
+    other.stream.synchronize().unwrap();
+    let expected: Vec<f32> = (0..3).flat_map(|rank| values(rank, 7, 20_003)).collect();
+    assert!(to.get(&other) == expected);
     let mut child = std::ptr::null_mut();
     unsafe {
         assert_eq!(
@@ -302,7 +325,7 @@ fn ranks_on_gpus() {
     let buffer = gpu.buffer(&values(r.rank, 9, 64));
     assert_eq!(r.all_reduce(child, &gpu, &buffer), ncclSuccess);
     gpu.stream.synchronize().unwrap();
-    assert!(buffer.get(&gpu) == sum(0..2, 9, 64));
+    assert!(buffer.get(&gpu) == sum(0..3, 9, 64));
     drop(graph);
     r.destroy(child);
     r.destroy(comm);

@@ -87,7 +87,7 @@ fn generate(include: &Path) -> (String, String) {
         .clang_args(["-isystem", file("bindings/stub").to_str().unwrap()])
         .clang_args(["-isystem", include.to_str().unwrap()])
         .allowlist_function("p?nccl.*")
-        .allowlist_var("NCCL_(SPLIT_NOCOLOR|UNIQUE_ID_BYTES|VERSION_CODE|API_MAGIC)")
+        .allowlist_var("NCCL_(SPLIT_NOCOLOR|SHRINK_ABORT|UNIQUE_ID_BYTES|VERSION_CODE|API_MAGIC)")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .generate_comments(false)

@@ -14,14 +14,11 @@ mod support;
 use peerlane_nccl_core::types::*;
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
-use support::{role, sum, values, Gpu, Way, World};
-
-const SMALL: usize = 1001;
+use support::{role, sum, values, Gpu, Way, World, SMALL};
 
 /// A rank whose calls are all right and all NCCL's.
 fn nccl_serves(r: &support::Rank) {
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     for call in 0..3 {
         r.check(comm, &gpu, call, SMALL);
     }
@@ -135,8 +132,7 @@ fn nonblocking_communicators_are_nccls() {
 fn an_abort_ends_the_others_calls_and_both_sides_say_so() {
     const NAME: &str = "an_abort_ends_the_others_calls_and_both_sides_say_so";
     let Some(r) = role() else { return World::new(NAME).run(Way::Preload, 3) };
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     r.check(comm, &gpu, 0, SMALL);
     if r.rank == 1 {
         r.wait_for("waiting-0");
@@ -180,8 +176,7 @@ fn a_killed_rank_is_named_by_the_others() {
         ranks.into_iter().for_each(support::Process::succeeds);
         return;
     };
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     r.check(comm, &gpu, 0, SMALL);
     r.tell(&format!("ready-{}", r.rank));
     let start = Instant::now();
@@ -206,8 +201,7 @@ fn a_killed_rank_is_named_by_the_others() {
 fn a_forked_child_forwards_and_the_parent_goes_on() {
     const NAME: &str = "a_forked_child_forwards_and_the_parent_goes_on";
     let Some(r) = role() else { return World::new(NAME).run(Way::Preload, 2) };
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     r.check(comm, &gpu, 0, SMALL);
     // SAFETY: the child calls one function that only looks something up, and _exit.
     let child = unsafe { libc::fork() };
@@ -231,8 +225,7 @@ fn a_forked_child_forwards_and_the_parent_goes_on() {
 fn wrong_arguments_get_nccls_codes_and_a_text() {
     const NAME: &str = "wrong_arguments_get_nccls_codes_and_a_text";
     let Some(r) = role() else { return World::new(NAME).run(Way::Preload, 2) };
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     r.check(comm, &gpu, 0, SMALL);
     let null = std::ptr::null_mut();
     let code =

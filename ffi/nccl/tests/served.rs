@@ -13,10 +13,8 @@ mod support;
 
 use peerlane_nccl_core::types::*;
 use std::ffi::c_int;
-use support::{role, sum, values, Gpu, Way, World};
+use support::{role, sum, values, Gpu, Way, World, SMALL};
 
-/// Small enough to be served, and more than a pack.
-const SMALL: usize = 1001;
 /// Beyond what is served among so many ranks.
 const LARGE: usize = 600_000;
 
@@ -127,8 +125,7 @@ fn groups_whose_content_differs_by_rank() {
         }
         return;
     };
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     for round in 0..3 {
         let buffer = gpu.buffer(&values(r.rank, round, SMALL));
         let letter = gpu.buffer(&values(5, round, 100));
@@ -172,8 +169,7 @@ fn in_sequence_the_same_calls_wait_for_each_other_until_the_deadline() {
     let Some(r) = role() else {
         return World::new(NAME).env("PEERLANE_DEADLINE", "1").run(Way::Preload, 2);
     };
-    let gpu = Gpu::new(0);
-    let comm = r.comm("id");
+    let (gpu, comm) = r.join();
     r.check(comm, &gpu, 0, SMALL);
     let buffer = gpu.buffer(&values(r.rank, 1, SMALL));
     let letter = gpu.buffer(&values(5, 1, 100));

@@ -12,14 +12,16 @@ use crate::comm::plans::{Plan, Plans};
 use crate::comm::signature::signature;
 use crate::device::cpu::partial_bytes;
 use crate::device::cuda::{
-    keep_with_graph, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event, LaunchShape,
-    StreamRef,
+    keep_with_graph, memory, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event,
+    LaunchShape, StreamRef,
 };
 use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::launch::*;
+use crate::placement::Placement;
 use crate::probe::ProbeReport;
 use crate::types::{DType, Lane, PACK_BYTES};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -39,6 +41,7 @@ pub(super) struct Parts {
     pub peers: Mutex<Vec<Option<Peer>>>,
     pub layout: Layout,
     pub check: bool,
+    pub placement: Placement,
 }
 
 pub(in crate::comm) struct GpuRank {
@@ -67,6 +70,8 @@ pub(super) struct LastCall {
 pub(super) struct Launcher {
     /// By plan and channel.
     prepared: Vec<Vec<Prepared>>,
+    /// Arguments of other collectives, by their plan's number and channel, from the first call on.
+    others: HashMap<(u32, usize), Box<Prepared>>,
     /// Calls made on each channel.
     calls: Steps,
     /// By channel.
@@ -121,7 +126,7 @@ impl GpuRank {
                 partial.as_ref().map_or(0, |p| p.ptr() + (scratch * channel) as u64) as *mut _;
             args.step.launch = 1;
             args.step.proto = plan.choice.protocol as u32;
-            args.step.algo = plan.choice.algorithm as u32;
+            args.step.algo = plan.code;
             args.step.check = parts.check.into();
             args.step.yield_ = 1;
             args.step.host_staged = (parts.lane == Lane::Host).into();
@@ -139,6 +144,7 @@ impl GpuRank {
             .collect::<Result<_>>()?;
         let launcher = Launcher {
             prepared,
+            others: HashMap::new(),
             calls: [0; CHANNELS],
             last,
             graphs: [0; GRAPHS_REMEMBERED],
@@ -172,11 +178,19 @@ impl GpuRank {
     /// The GPU, the lane and the reasons, for people.
     pub fn explain(&self) -> String {
         let facts = self.parts.state.context().device().facts();
-        let mut text = format!("{} ({}), lane {}", facts.name, facts.uuid, self.parts.lane);
+        let mut text = format!(
+            "{} ({}), lane {}, {}",
+            facts.name, facts.uuid, self.parts.lane, self.parts.placement
+        );
         for note in &self.notes {
             text.push_str(&format!("\n  {note}"));
         }
         text
+    }
+
+    /// What [`describe`](Self::describe) was told.
+    pub fn lane_notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// What the probe found, once [`set_report`](Self::set_report) has said.
@@ -247,6 +261,58 @@ impl GpuRank {
         channel: Option<usize>,
     ) -> Result<u64> {
         let plan = &plans.all()[index];
+        self.in_order(stream, channel, |launcher, entered, channel| {
+            launcher.calls[channel] += 1;
+            let number = launcher.calls[channel];
+            let prepared = &mut launcher.prepared[index][channel];
+            self.launch(entered, call, plan, prepared, number, stream)
+        })
+    }
+
+    /// The same for another collective: what this rank copies by itself, then the `runs`.
+    pub fn enqueue_runs(
+        &self,
+        call: &Call,
+        runs: &[(Call, Arc<Plan>)],
+        stream: StreamRef,
+        channel: Option<usize>,
+    ) -> Result<u64> {
+        self.in_order(stream, channel, |launcher, entered, channel| {
+            if let Some((from, to, bytes)) = call.own_copy() {
+                // SAFETY: this rank's input and its place in the output, which do not overlap: `validate` has looked.
+                unsafe { memory::copy(entered, to as u64, from as u64, bytes, stream)? };
+            }
+            launcher.calls[channel] += 1;
+            let number = launcher.calls[channel];
+            let mut steps = 0;
+            for (run, plan) in runs {
+                let layout = &self.parts.layout;
+                let any = launcher.prepared.first().and_then(|plan| plan.get(channel));
+                let any =
+                    any.ok_or_else(|| Error::Internal("a rank without plans".into()))?.args.step;
+                let prepared = launcher.others.entry((plan.code, channel)).or_insert_with(|| {
+                    let choice = plan.choice;
+                    let geo = layout.geometry(channel, choice.protocol, &plan.table);
+                    let proto = choice.protocol as u32;
+                    let step = pl_step { geo, proto, algo: plan.code, ..any };
+                    Box::new(Prepared {
+                        args: pl_args { step, table: *plan.table },
+                        unrolled: None,
+                    })
+                });
+                steps += self.launch(entered, run, plan, prepared, number, stream)?;
+            }
+            Ok(steps)
+        })
+    }
+
+    /// Work on a stream, behind what its channel did last.
+    fn in_order(
+        &self,
+        stream: StreamRef,
+        channel: Option<usize>,
+        work: impl FnOnce(&mut Launcher, &Entered<'_>, usize) -> Result<u64>,
+    ) -> Result<u64> {
         let entered = self.parts.state.context().enter()?;
         let mut launcher = self.lock();
         match stream.capture(&entered)? {
@@ -259,7 +325,7 @@ impl GpuRank {
                 if last.made && (id.is_none() || id != last.stream) {
                     stream.wait(&entered, &last.event)?;
                 }
-                let steps = self.launch(&mut launcher, &entered, call, plan, index, stream, channel)?;
+                let steps = work(&mut launcher, &entered, channel)?;
                 // Now, not when a call comes on another stream: by then this one may be gone.
                 let last = &mut launcher.last[channel];
                 last.event.record(&entered, stream)?;
@@ -269,7 +335,7 @@ impl GpuRank {
             CaptureStatus::Active(graph) => {
                 self.keep_alive(&mut launcher, &entered, graph)?;
                 let channel = channel.unwrap_or(CAPTURED);
-                self.launch(&mut launcher, &entered, call, plan, index, stream, channel)
+                work(&mut launcher, &entered, channel)
             }
             CaptureStatus::Invalidated => Err(Error::InvalidArgument(
                 "the stream's capture has been invalidated by an earlier call; end it and capture anew".into(),
@@ -293,29 +359,28 @@ impl GpuRank {
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn launch(
         &self,
-        launcher: &mut Launcher,
         entered: &Entered<'_>,
         call: &Call,
         plan: &Plan,
-        index: usize,
+        prepared: &mut Prepared,
+        number: u64,
         stream: StreamRef,
-        channel: usize,
     ) -> Result<u64> {
         let protocol = plan.choice.protocol;
         let kernels = &self.parts.state.kernels;
-        launcher.calls[channel] += 1;
-        let number = launcher.calls[channel];
-        let Prepared { args, unrolled } = &mut launcher.prepared[index][channel];
+        let Prepared { args, unrolled } = prepared;
         let mut unrolled = unrolled.as_mut().filter(|_| may_be_unrolled(call));
+        let parts = call.other.and_then(|other| other.parts);
         let step = plan.step_elements(call)?;
         args.step.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
         args.step.call = number;
         args.step.signature = signature(call, plan.choice);
         args.step.dtype = call.dtype as u32;
         args.step.op = call.op as u32;
+        args.step.parts = parts.is_some().into();
+        [args.step.input_part, args.step.output_part] = parts.unwrap_or_default();
         let (mut steps, mut done) = (0, 0u64);
         while done < call.count as u64 {
             let count = step.min(call.count as u64 - done);
@@ -331,6 +396,8 @@ impl GpuRank {
                 _ => {
                     (args.step.rows, args.step.width) = (0, 0);
                     let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
+                    // The shape asks for the tile; pieces are parts, so it has as many times the packs of one.
+                    let packs = packs * parts.map_or(1, |_| u64::from(plan.table.pieces));
                     self.parts.rule.shape(&plan.table, &args.step.geo, protocol, packs)
                 }
             };

@@ -39,6 +39,7 @@ impl GpuRank {
                     dtype: DType::F32,
                     op: Op::Sum,
                     norm: None,
+                    other: None,
                 };
                 self.enqueue(&call, plans, index, stream.as_ref(), Some(channel))?;
                 stream.synchronize()?;

@@ -1,5 +1,6 @@
 //! A symbolic run of all ranks: what every value is, who has heard from whom, and whether anybody waits for ever.
 
+use super::super::model::Goal;
 use super::super::tree::Tree;
 use super::super::view;
 use super::shape::is_remote;
@@ -72,7 +73,8 @@ struct Value {
 
 #[derive(Clone, Copy)]
 struct Message {
-    value: Value,
+    /// None: it only says that its sender has begun the step.
+    value: Option<Value>,
     /// The ranks on whose part in this step, and in this piece, the message depends.
     heard: u16,
     hops: usize,
@@ -92,16 +94,18 @@ struct Rank {
 
 struct Run<'t> {
     tables: &'t [pl_table],
+    goal: Goal,
     ranks: Vec<Rank>,
     slots: Vec<Vec<Option<Message>>>,
     expressions: Expressions,
 }
 
 /// Runs the tables, which have passed `shape` and `wiring`; returns the hops of the longest chain.
-pub(super) fn check(tables: &[pl_table], tree: &Tree) -> Result<usize, Violation> {
+pub(super) fn check(tables: &[pl_table], tree: &Tree, goal: Goal) -> Result<usize, Violation> {
     let (n, pieces) = (tables.len(), tables[0].pieces as usize);
     let mut run = Run {
         tables,
+        goal,
         ranks: (0..n)
             .map(|r| Rank {
                 phase: 0,
@@ -185,10 +189,11 @@ impl Run<'_> {
     ) -> Result<(), Violation> {
         let piece = send.piece;
         let value = match u32::from(send.src) {
-            PL_SRC_INPUT => self.input(rank, at, piece)?,
-            PL_SRC_PARTIAL => self.partial(rank, at, piece)?,
+            PL_SRC_INPUT => Some(self.input(rank, at, piece)?),
+            PL_SRC_PARTIAL => Some(self.partial(rank, at, piece)?),
+            PL_SRC_NOTHING => None,
             _ => match self.ranks[rank].result[piece as usize] {
-                Some(node) => Value { node, rounded: true },
+                Some(node) => Some(Value { node, rounded: true }),
                 None => {
                     return Err(Violation::Undefined { rank, phase: at, what: "result", piece })
                 }
@@ -225,7 +230,9 @@ impl Run<'_> {
                     let me = &mut self.ranks[rank];
                     me.heard[piece] |= message.heard;
                     me.hops = me.hops.max(message.hops);
-                    message.value
+                    // `wiring` has seen that what carries nothing is only awaited.
+                    let Some(value) = message.value else { continue };
+                    value
                 }
             };
             rounded |= value.rounded;
@@ -255,6 +262,14 @@ impl Run<'_> {
     }
 
     fn input(&self, rank: usize, at: usize, piece: u8) -> Result<Value, Violation> {
+        let own = match self.goal {
+            Goal::AllReduce | Goal::ReduceScatter => true,
+            Goal::Broadcast { root } => usize::from(root) == rank,
+            Goal::AllGather => usize::from(piece) == rank,
+        };
+        if !own {
+            return Err(Violation::Undefined { rank, phase: at, what: "input", piece });
+        }
         match self.ranks[rank].result[piece as usize] {
             None => Ok(Value { node: rank, rounded: false }),
             Some(_) => Err(Violation::InputOverwritten { rank, phase: at, piece }),
@@ -273,6 +288,9 @@ impl Run<'_> {
     /// one that is not empty in that step. (The result rule implies the same across different schedules on one channel:
     /// every result needs every rank.)
     fn halves_are_safe(&self) -> Result<(), Violation> {
+        if self.goal != Goal::AllReduce {
+            return self.everybody_is_heard();
+        }
         for (writer, table) in self.tables.iter().enumerate() {
             for send in view::phases(table).iter().flat_map(|p| view::sends(table, p)) {
                 let reader = send.peer as usize;
@@ -286,13 +304,35 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Where results do not need every rank's data, the same as if they did: whoever finishes a step has heard from everybody in
+    /// it. Of several pieces, which are equal parts, one is as good as all.
+    fn everybody_is_heard(&self) -> Result<(), Violation> {
+        for (rank, me) in self.ranks.iter().enumerate() {
+            let heard = me.heard.iter().fold(0, |all, heard| all | heard);
+            if let Some(peer) = (0..self.ranks.len()).find(|&r| heard & (1 << r) == 0) {
+                return Err(Violation::Unheard { rank, peer });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a rank's result of a piece must be; none where it must not write one.
+    fn wanted(&self, rank: usize, piece: usize, root: Node) -> Option<Node> {
+        match self.goal {
+            Goal::AllReduce => Some(root),
+            Goal::Broadcast { root } => (usize::from(root) != rank).then_some(root.into()),
+            Goal::AllGather => (piece != rank).then_some(piece),
+            Goal::ReduceScatter => (piece == rank).then_some(root),
+        }
+    }
+
     fn results_are(&mut self, tree: &Tree) -> Result<(), Violation> {
         let root = self.expressions.of(tree);
         for (rank, me) in self.ranks.iter().enumerate() {
             for (piece, result) in me.result.iter().enumerate() {
-                match *result {
-                    Some(node) if node == root => {}
-                    Some(node) => {
+                match (*result, self.wanted(rank, piece, root)) {
+                    (got, wanted) if got == wanted => {}
+                    (Some(node), _) => {
                         let got = self.expressions.text(node);
                         return Err(Violation::WrongResult {
                             rank,
@@ -301,7 +341,7 @@ impl Run<'_> {
                             tree: tree.to_string(),
                         });
                     }
-                    None => return Err(Violation::MissingResult { rank, piece }),
+                    (None, _) => return Err(Violation::MissingResult { rank, piece }),
                 }
             }
         }

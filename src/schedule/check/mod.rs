@@ -19,9 +19,10 @@ mod wiring;
 
 pub use violation::Violation;
 
+use super::model::Goal;
 use super::tree::Tree;
 use super::view;
-use crate::launch::pl_table;
+use crate::launch::{pl_table, PL_SRC_NOTHING};
 use crate::types::MAX_RANKS;
 
 /// What a proven schedule costs.
@@ -80,6 +81,16 @@ pub fn check(tables: &[pl_table], tree: &Tree) -> Result<Proof, Violation> {
     check_with_degree(tables, tree, MAX_RANKS - 1)
 }
 
+/// The same for a schedule of any [`Goal`]. Where results do not need every rank's data, every rank must still hear from every
+/// other in every step, or nothing would keep a writer from running ahead of its readers, in this schedule or in another that
+/// shares the channel.
+///
+/// # Errors
+/// The first [`Violation`] that is found.
+pub fn check_goal(tables: &[pl_table], tree: &Tree, goal: Goal) -> Result<Proof, Violation> {
+    prove(tables, tree, goal, MAX_RANKS - 1)
+}
+
 /// The same where a rank may have at most `limit` peers, for boxes on which a device can map only so many (CUDA allows
 /// eight peer connections per device on systems without a switch).
 ///
@@ -90,6 +101,10 @@ pub fn check_with_degree(
     tree: &Tree,
     limit: usize,
 ) -> Result<Proof, Violation> {
+    prove(tables, tree, Goal::AllReduce, limit)
+}
+
+fn prove(tables: &[pl_table], tree: &Tree, goal: Goal, limit: usize) -> Result<Proof, Violation> {
     shape::check(tables, tree)?;
     wiring::check(tables)?;
     let mut peers = vec![0u16; tables.len()];
@@ -101,6 +116,7 @@ pub fn check_with_degree(
                 let piece = send.piece as usize;
                 let width = u32::from(table.cut_num[piece + 1] - table.cut_num[piece]);
                 match phase.wire_f32 {
+                    _ if u32::from(send.src) == PL_SRC_NOTHING => {}
                     0 => out[rank].caller += width,
                     _ => out[rank].accumulator += width,
                 }
@@ -114,7 +130,7 @@ pub fn check_with_degree(
     if let Some(rank) = (0..tables.len()).find(|&r| degree(r) > limit) {
         return Err(Violation::Degree { rank, peers: degree(rank), limit });
     }
-    let hops = meaning::check(tables, tree)?;
+    let hops = meaning::check(tables, tree, goal)?;
     Ok(Proof {
         phases: tables[0].phases.into(),
         hops,

@@ -148,11 +148,14 @@ fn send_fits(t: &pl_table, phase: usize, s: &pl_send) -> Result<(), Violation> {
     };
     place.within("peer", s.peer.into(), 0, t.n as usize - 1)?;
     place.within("piece", s.piece.into(), 0, t.pieces as usize - 1)?;
-    place.within("src", s.src.into(), 0, PL_SRC_RESULT as usize)?;
+    place.within("src", s.src.into(), 0, PL_SRC_NOTHING as usize)?;
     place.within("slot", s.slot.into(), 0, t.flag_slots as usize - 1)?;
     place.within("data", s.data.into(), 0, t.slots as usize - 1)?;
     if s.peer == t.rank {
         return Err(Violation::SendToSelf { rank, phase, piece: s.piece });
+    }
+    if u32::from(s.src) == PL_SRC_NOTHING {
+        return place.within("data of a message without any", s.data.into(), 0, 0);
     }
     if t.pull == 0 && s.data != s.slot {
         return Err(Violation::PushDataSlot { rank, phase, slot: s.slot, data: s.data });

@@ -287,6 +287,20 @@ pub enum Violation {
         /// Which slot.
         slot: u8,
     },
+    /// What carries no data is only awaited.
+    #[error(
+        "rank {rank}, phase {phase}, fold of piece {piece}: takes a value from slot {slot}, to which only a flag is sent"
+    )]
+    TakesNothing {
+        /// Who.
+        rank: usize,
+        /// When.
+        phase: usize,
+        /// Which piece.
+        piece: u8,
+        /// Which slot.
+        slot: u8,
+    },
     /// The waits are no circle.
     #[error("deadlock: rank {rank} waits in phase {phase} for rank {peer} (slot {slot}, piece {piece}), and no rank can go on")]
     Deadlock {
@@ -376,6 +390,14 @@ pub enum Violation {
         reader: usize,
         /// Of which piece.
         piece: usize,
+    },
+    /// Where a result does not need every rank's data, every rank must still hear from all.
+    #[error("rank {rank} can finish a step without having heard from rank {peer}: two steps later it, or who has heard from it, would overwrite what {peer} has not read")]
+    Unheard {
+        /// Who.
+        rank: usize,
+        /// From whom.
+        peer: usize,
     },
     /// A rank has at most the given number of peers.
     #[error("rank {rank} has {peers} peers, allowed are {limit}")]

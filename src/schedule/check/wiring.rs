@@ -13,6 +13,8 @@ struct Sent {
     piece: u8,
     data: u8,
     wire_f32: u8,
+    /// It carries no data: awaiting it takes it.
+    nothing: bool,
     taken: bool,
 }
 
@@ -60,6 +62,7 @@ fn written(tables: &[pl_table]) -> Result<Vec<Vec<Option<Sent>>>, Violation> {
                     piece: s.piece,
                     data: s.data,
                     wire_f32: head.wire_f32,
+                    nothing: u32::from(s.src) == PL_SRC_NOTHING,
                     taken: false,
                 };
                 if let Some(first) = slots[reader][s.slot as usize].replace(sent) {
@@ -84,7 +87,8 @@ fn data_slots(rank: usize, table: &pl_table) -> Result<(), Violation> {
     let mut used = [false; 256];
     for (phase, head) in view::phases(table).iter().enumerate() {
         let mut before: Option<&pl_send> = None;
-        for s in view::sends(table, head) {
+        let moves = |s: &&pl_send| u32::from(s.src) != PL_SRC_NOTHING;
+        for s in view::sends(table, head).iter().filter(moves) {
             let same = before.is_some_and(|b| (b.data, b.piece, b.src) == (s.data, s.piece, s.src));
             if !same && std::mem::replace(&mut used[s.data as usize], true) {
                 return Err(Violation::DataSlotReused { rank, phase, data: s.data });
@@ -130,6 +134,10 @@ fn read(
     if sent.taken {
         return Err(Violation::TakenTwice { rank, phase, piece, slot });
     }
-    sent.taken = u32::from(fold.dst) != PL_DST_AWAIT;
+    let waits = u32::from(fold.dst) == PL_DST_AWAIT;
+    if sent.nothing && !waits {
+        return Err(Violation::TakesNothing { rank, phase, piece, slot });
+    }
+    sent.taken = sent.nothing || !waits;
     Ok(())
 }

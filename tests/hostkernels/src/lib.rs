@@ -1,6 +1,8 @@
 //! Kernels as host functions, for the stand-in driver (`tests/fakecuda`) to run in programs that know nothing of it:
 //! `FAKECUDA_KERNELS` names this library and `FAKECUDA_KERNEL_MAP` the functions.
 
+mod scripted;
+
 use peerlane::launch::{
     pl_args, pl_probe, pl_step, pl_unrolled_1, pl_unrolled_15, pl_unrolled_3, pl_unrolled_7,
 };

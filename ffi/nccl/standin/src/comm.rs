@@ -57,7 +57,8 @@ impl Region {
         let _ = std::fs::remove_file(Self::path(token));
     }
 
-    /// A counter: 0 who has come, 1 the barrier on streams, 2 the barrier of splits, from 16 on colors and keys.
+    /// A counter: 0 who has come, 1 the barrier on streams, 2 the barrier of splits, from 16 on colors and keys,
+    /// from 64 on the ids of communicators that grow.
     pub fn word(&self, at: usize) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and only ever used as an atomic.
         unsafe { &*self.0.add(at * 8).cast() }
@@ -99,7 +100,10 @@ pub struct Comm {
     pub aborted: AtomicBool,
     /// Barriers passed on streams; held by the collective that runs.
     pub passed: Mutex<u64>,
+    pub revoked: AtomicBool,
     pub splits: AtomicU64,
+    pub shrinks: AtomicU64,
+    pub grows: AtomicU64,
 }
 
 static HANDLES: Mutex<Option<HashMap<usize, Arc<Comm>>>> = Mutex::new(None);
@@ -112,7 +116,10 @@ pub fn insert(ordinal: c_int) -> Option<(usize, Arc<Comm>)> {
         made: OnceLock::new(),
         aborted: AtomicBool::new(false),
         passed: Mutex::new(0),
+        revoked: AtomicBool::new(false),
         splits: AtomicU64::new(0),
+        shrinks: AtomicU64::new(0),
+        grows: AtomicU64::new(0),
     });
     let handle = lock(&FREE).pop().unwrap_or_else(|| Box::into_raw(Box::new([0u64; 8])) as usize);
     lock(&HANDLES).get_or_insert_with(HashMap::new).insert(handle, Arc::clone(&comm));

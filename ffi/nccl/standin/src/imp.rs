@@ -11,8 +11,27 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 
 enum Creation {
-    Init { comm: Arc<Comm>, n: usize, rank: usize, token: String },
-    Split { comm: Option<Arc<Comm>>, parent: Arc<Comm>, color: c_int, key: c_int, number: u64 },
+    Init {
+        comm: Arc<Comm>,
+        n: usize,
+        rank: usize,
+        token: String,
+    },
+    Split {
+        comm: Option<Arc<Comm>>,
+        parent: Arc<Comm>,
+        color: c_int,
+        key: c_int,
+        number: u64,
+    },
+    /// A rank of the communicator that grows; the one with an id tells it to the others.
+    Grow {
+        comm: Arc<Comm>,
+        parent: Arc<Comm>,
+        n: usize,
+        id: Option<u64>,
+        number: u64,
+    },
 }
 
 #[derive(Default)]
@@ -77,6 +96,11 @@ fn create(creations: Vec<Creation>) {
     for creation in &creations {
         match creation {
             Creation::Init { comm, n, rank, token } => come(comm, *n, *rank, token.clone()),
+            Creation::Grow { parent, id, number, .. } => {
+                if let Some(id) = id {
+                    grown(parent, *number).store(*id, SeqCst);
+                }
+            }
             Creation::Split { parent, color, key, number, .. } => {
                 let made = parent.made();
                 color_of(parent, *number, made.rank)
@@ -89,6 +113,13 @@ fn create(creations: Vec<Creation>) {
     for creation in creations {
         match creation {
             Creation::Init { comm, .. } => come_to.push(comm),
+            Creation::Grow { comm, parent, n, number, .. } => {
+                let word = grown(&parent, number);
+                parent.wait(|| word.load(SeqCst) != 0);
+                let id = word.load(SeqCst).to_be_bytes();
+                come(&comm, n, parent.made().rank, hex(&id));
+                come_to.push(comm);
+            }
             Creation::Split { comm, parent, color, number, .. } => {
                 let made = parent.made();
                 let until = (number + 1) * made.n as u64;
@@ -120,6 +151,11 @@ fn create(creations: Vec<Creation>) {
 /// Two places in turn: nobody writes the split after the next before all have read this one's.
 fn color_of(parent: &Comm, number: u64, rank: usize) -> &AtomicU64 {
     parent.made().region.word(16 + (number % 2) as usize * RANKS + rank)
+}
+
+/// Where the ranks of a communicator that grows find the id to meet at; never 0 once it is there.
+fn grown(parent: &Comm, number: u64) -> &AtomicU64 {
+    parent.made().region.word(64 + number as usize)
 }
 
 fn come(comm: &Arc<Comm>, n: usize, rank: usize, token: String) {
@@ -161,8 +197,16 @@ pub unsafe fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
     ncclSuccess
 }
 
+fn number_of(id: &ncclUniqueId) -> [u8; 8] {
+    std::array::from_fn(|i| id.internal[i] as u8)
+}
+
+fn hex(bytes: &[u8; 8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
 fn token(id: &ncclUniqueId) -> String {
-    id.internal[..8].iter().map(|b| format!("{:02x}", *b as u8)).collect()
+    hex(&number_of(id))
 }
 
 unsafe fn init(
@@ -254,12 +298,106 @@ pub unsafe fn ncclCommSplit(
     ncclSuccess
 }
 
+/// The ranks meet at the first id.
+pub unsafe fn ncclCommInitRankScalable(
+    comm: *mut ncclComm_t,
+    n: c_int,
+    rank: c_int,
+    ids: c_int,
+    id: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    if id.is_null() || !(1..=n).contains(&ids) {
+        return ncclInvalidArgument;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { ncclCommInitRankConfig(comm, n, *id, rank, config) }
+}
+
+/// Ranks that are left out make no call.
+pub unsafe fn ncclCommShrink(
+    comm: ncclComm_t,
+    excluded: *mut c_int,
+    count: c_int,
+    newcomm: *mut ncclComm_t,
+    _config: *mut ncclConfig_t,
+    flags: c_int,
+) -> ncclResult_t {
+    let Some(parent) = find(comm as usize) else { return ncclInvalidArgument };
+    if excluded.is_null() || count <= 0 {
+        return ncclInvalidArgument;
+    }
+    // SAFETY: the caller's array.
+    let excluded = unsafe { std::slice::from_raw_parts(excluded, count as usize) };
+    let made = parent.made();
+    let left: Vec<usize> =
+        (0..made.n).filter(|&rank| !excluded.contains(&(rank as c_int))).collect();
+    let Some(rank) = left.iter().position(|&rank| rank == made.rank) else {
+        return ncclInvalidArgument;
+    };
+    if flags as u32 & NCCL_SHRINK_ABORT != 0 {
+        parent.aborted.store(true, SeqCst);
+    }
+    let Some((handle, child)) = insert(parent.gpu.ordinal) else { return ncclUnhandledCudaError };
+    // SAFETY: the caller's.
+    unsafe { *newcomm = handle as ncclComm_t };
+    let token = format!("{}-shrunk-{}", made.token, parent.shrinks.fetch_add(1, SeqCst));
+    add(Creation::Init { comm: child, n: left.len(), rank, token });
+    ncclSuccess
+}
+
+pub unsafe fn ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) -> ncclResult_t {
+    // SAFETY: the caller's promise.
+    find(comm as usize).map_or(ncclInvalidArgument, |_| unsafe { ncclGetUniqueId(id) })
+}
+
+/// New ranks have no communicator and a rank; ranks that there are have a communicator and -1, and one of them the id.
+pub unsafe fn ncclCommGrow(
+    comm: ncclComm_t,
+    n: c_int,
+    id: *const ncclUniqueId,
+    rank: c_int,
+    newcomm: *mut ncclComm_t,
+    _config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: NULL, or the caller's id.
+    let id = unsafe { id.as_ref() };
+    if comm.is_null() {
+        let Some(id) = id else { return ncclInvalidArgument };
+        // SAFETY: the caller's promise.
+        return unsafe { init(newcomm, n, token(id), rank, Gpu::current()) };
+    }
+    let Some(parent) = find(comm as usize) else { return ncclInvalidArgument };
+    if rank != -1 || n as usize <= parent.made().n || n as usize > RANKS {
+        return ncclInvalidArgument;
+    }
+    let Some((handle, child)) = insert(parent.gpu.ordinal) else { return ncclUnhandledCudaError };
+    // SAFETY: the caller's.
+    unsafe { *newcomm = handle as ncclComm_t };
+    let number = parent.grows.fetch_add(1, SeqCst);
+    let id = id.map(|id| u64::from_be_bytes(number_of(id)));
+    add(Creation::Grow { comm: child, parent, n: n as usize, id, number });
+    ncclSuccess
+}
+
+/// Ends what is under way; the handle stays, for children and the end.
+pub unsafe fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
+    find(comm as usize).filter(|_| flags == 0).map_or(ncclInvalidArgument, |comm| {
+        comm.aborted.store(true, SeqCst);
+        comm.revoked.store(true, SeqCst);
+        ncclSuccess
+    })
+}
+
 pub unsafe fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     remove(comm as usize).map_or(ncclInvalidArgument, |_| ncclSuccess)
 }
 
 pub unsafe fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
-    find(comm as usize).map_or(ncclInvalidArgument, |_| ncclSuccess)
+    find(comm as usize).map_or(ncclInvalidArgument, |comm| match comm.revoked.load(SeqCst) {
+        true => ncclInvalidUsage,
+        false => ncclSuccess,
+    })
 }
 
 pub unsafe fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
@@ -311,6 +449,9 @@ struct Buffers {
 
 fn start(comm: ncclComm_t, kind: Kind, buffers: Buffers, stream: cudaStream_t) -> ncclResult_t {
     let Some(comm) = find(comm as usize) else { return ncclInvalidArgument };
+    if comm.revoked.load(SeqCst) {
+        return ncclInvalidUsage;
+    }
     let size = match buffers.dtype {
         0 | 1 | 10 | 11 => 1,
         6 | 9 => 2,

@@ -89,9 +89,10 @@ mod either {
     pub use super::imp::{
         ncclAllGather, ncclAllReduce, ncclBcast, ncclBroadcast, ncclCommAbort, ncclCommCount,
         ncclCommCuDevice, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError,
-        ncclCommInitAll, ncclCommInitRank, ncclCommInitRankConfig, ncclCommSplit, ncclCommUserRank,
-        ncclGetUniqueId, ncclGetVersion, ncclGroupEnd, ncclGroupSimulateEnd, ncclGroupStart,
-        ncclRecv, ncclReduceScatter, ncclSend,
+        ncclCommGetUniqueId, ncclCommGrow, ncclCommInitAll, ncclCommInitRank,
+        ncclCommInitRankConfig, ncclCommInitRankScalable, ncclCommRevoke, ncclCommShrink,
+        ncclCommSplit, ncclCommUserRank, ncclGetUniqueId, ncclGetVersion, ncclGroupEnd,
+        ncclGroupSimulateEnd, ncclGroupStart, ncclRecv, ncclReduceScatter, ncclSend,
     };
     pub use super::stubs::*;
 }
