@@ -182,7 +182,7 @@ struct Unrolled {
       typename D::A x[LEAVES];
       PL_EACH
       for (uint32_t k = 0; k < LEAVES; ++k)  // on a GPU an absent one is a register, on a CPU it would be no address
-        if (!dev::HOST || ph.present >> k & 1) x[k] = D::up(dev::In<typename D::T>(raw[k])[i]);
+        x[k] = !dev::HOST || ph.present >> k & 1 ? D::up(dev::In<typename D::T>(raw[k])[i]) : 0;
       PL_EACH
       for (uint32_t half = LEAVES / 2, width = 1; half > 0; half /= 2, width *= 2) PL_EACH
       for (uint32_t k = 0; k < half; ++k)
