@@ -1,0 +1,124 @@
+//! The runner on GPUs, shown over the stand-in driver: its own kernels run as host functions, streams and graphs are real.
+#![cfg(feature = "cuda")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/dsv3_tiny");
+
+/// Which host function is which kernel, with the bytes of its parameter.
+fn kernel_map() -> String {
+    let mut map = format!(
+        "pl_all_reduce_=standin_all_reduce,pl_add_rms_norm_=standin_add_rms_norm,pl_probe_lane=standin_probe:{}",
+        size_of::<peerlane::launch::pl_probe>()
+    );
+    let header = include_str!("../cuda/kernels.h");
+    let names = header.lines().filter_map(|line| line.trim().strip_prefix("KERNEL(verify_")?.split(',').next());
+    for name in names {
+        let name = format!("verify_{name}");
+        let bytes = verify_standin::parameter_bytes(&std::ffi::CString::new(name.clone()).unwrap());
+        map += &format!(",{name}={name}:{bytes}");
+    }
+    map
+}
+
+/// A folder with the stand-in driver and the stand-in cuBLAS under the names that programs look for.
+fn libraries() -> PathBuf {
+    let built = |name: &str| {
+        let path = std::env::current_exe().unwrap().with_file_name(name);
+        assert!(path.exists(), "{} was not built with the tests", path.display());
+        path
+    };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("verify-standin");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (name, library) in [
+        ("libcuda.so", "libfakecuda.so"),
+        ("libcuda.so.1", "libfakecuda.so"),
+        ("libcublas.so.13", "libverify_standin.so"),
+    ] {
+        // Tests share the folder, and it stays for the next run.
+        let _ = std::os::unix::fs::symlink(built(library), folder.join(name));
+    }
+    folder
+}
+
+/// The runner over the stand-ins.
+fn runner(arguments: &str) -> Output {
+    let folder = libraries();
+    // Anything is a fatbin to the stand-in driver.
+    let fatbin = folder.join(format!("{}.fatbin", std::process::id()));
+    std::fs::write(&fatbin, b"an image").unwrap();
+    Command::new(env!("CARGO_BIN_EXE_peerlane-verify"))
+        .args(arguments.split_whitespace())
+        .args(["--kernels", fatbin.to_str().unwrap()])
+        .env("LD_LIBRARY_PATH", &folder)
+        .env("FAKECUDA_KERNELS", folder.join("libcublas.so.13"))
+        .env("FAKECUDA_KERNEL_MAP", kernel_map())
+        .env("PEERLANE_KERNELS", &fatbin)
+        .env("PEERLANE_SLAB", "4M")
+        .env("PEERLANE_PROBE", "off")
+        .env("PEERLANE_LOG", "off")
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn passes_the_check(ranks: usize) {
+    let output = runner(&format!("--check-gpu {GOLDEN} --tp {ranks} --replays 20"));
+    let text = said(&output);
+    println!("{text}");
+    assert!(output.status.success(), "{text}");
+    assert!(text.starts_with(&format!("PASS {ranks} ranks: sums within")), "{text}");
+    assert!(text.contains("verify 12 of 12 choices, tree 6 of 6 choices, 20 replays the same"), "{text}");
+}
+
+#[test]
+fn one_rank_passes_the_check() {
+    passes_the_check(1);
+}
+
+#[test]
+fn two_ranks_pass_the_check() {
+    passes_the_check(2);
+}
+
+#[test]
+fn four_ranks_pass_the_check() {
+    passes_the_check(4);
+}
+
+#[test]
+fn eight_ranks_pass_the_check() {
+    passes_the_check(8);
+}
+
+/// A run; its JSON.
+fn report(arguments: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json");
+    let output = runner(&format!("--device cuda {arguments} --json {}", file.display()));
+    assert!(output.status.success(), "{}", said(&output));
+    println!("{}", said(&output));
+    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
+#[test]
+fn a_run_reports_what_its_graphs_took() {
+    let report = report(&format!("--weights {GOLDEN} --tp 2 --context 130,9 --draft 4 --passes 3"));
+    assert_eq!(report["device"], "cuda");
+    assert_eq!(report["sums"], "bf16");
+    assert_eq!(report["fused"], true);
+    for width in report["widths"].as_array().unwrap() {
+        let number = |key: &str| width[key].as_f64().unwrap_or_else(|| panic!("{key}: {width}"));
+        for key in ["pass_ms", "bare_ms", "all_reduce_ms", "all_reduce_in_step_ms", "all_reduce_alone_ms"] {
+            assert!(number(key) > 0.0, "{key}: {width}");
+        }
+        assert_eq!(number("all_reduces"), 8.0);
+        assert!(number("accepted") >= 1.0 && number("accepted") <= number("draft"));
+    }
+}
