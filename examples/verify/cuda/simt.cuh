@@ -141,7 +141,7 @@ struct Block {
 #include <time.h>
 
 #define FN inline
-#define SHARED(type, name) static thread_local type name
+#define SHARED(type, name) alignas(128) static thread_local type name
 #define UNROLL(n)
 
 FN float float_of(uint32_t bits) {

@@ -18,7 +18,5 @@ fn main() {
         .warnings(true)
         .extra_warnings(true)
         .file("../cuda/host.cpp")
-        // All of it: who looks a kernel up by name is no linker.
-        .link_lib_modifier("+whole-archive")
         .compile("verify_host");
 }

@@ -4,7 +4,7 @@
 mod blas;
 
 use peerlane::launch::{pl_args, pl_probe};
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
 extern "C" {
     /// Of `cuda/host.cpp`.
@@ -15,6 +15,40 @@ extern "C" {
 pub fn parameter_bytes(kernel: &std::ffi::CStr) -> u64 {
     // SAFETY: a terminated name.
     unsafe { verify_parameter_bytes(kernel.as_ptr()) }
+}
+
+/// Exports the kernels of `cuda/host.cpp`: a shared library shows only what Rust names.
+macro_rules! kernels {
+    ($($kernel:ident: $exported:ident,)*) => {
+        extern "C" { $(fn $kernel(args: *const c_void);)* }
+        $(
+            #[no_mangle]
+            #[doc = concat!("`", stringify!($kernel), "`")]
+            pub unsafe extern "C" fn $exported(args: *const c_void) {
+                // SAFETY: the stand-in driver passes a copy of the launch's parameter, whose addresses are memory of this
+                // process.
+                unsafe { $kernel(args) }
+            }
+        )*
+    };
+}
+
+kernels! {
+    verify_fill: standin_fill,
+    verify_embed: standin_embed,
+    verify_add_norm: standin_add_norm,
+    verify_latents: standin_latents,
+    verify_turn: standin_turn,
+    verify_attend: standin_attend,
+    verify_merge: standin_merge,
+    verify_route: standin_route,
+    verify_dispatch: standin_dispatch,
+    verify_gate_up: standin_gate_up,
+    verify_down: standin_down,
+    verify_gated: standin_gated,
+    verify_choose: standin_choose,
+    verify_accept: standin_accept,
+    verify_stamp: standin_stamp,
 }
 
 /// The library's all-reduce.
