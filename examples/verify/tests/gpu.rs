@@ -98,6 +98,24 @@ fn eight_ranks_pass_the_check() {
     passes_the_check(8);
 }
 
+/// A check that could not fail would prove nothing.
+#[test]
+fn another_rotation_fails_the_check() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "golden.safetensors", "model.safetensors"] {
+        std::fs::copy(std::path::Path::new(GOLDEN).join(file), folder.path().join(file)).unwrap();
+    }
+    let config = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let changed = text.replace("\"rope_theta\": 10000.0", "\"rope_theta\": 1000.0");
+    assert_ne!(text, changed);
+    std::fs::write(&config, changed).unwrap();
+    let output = runner(&format!("--check-gpu {} --tp 2 --replays 1", folder.path().display()));
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("FAIL 2 ranks: a sum is off by"), "{text}");
+}
+
 /// A run; its JSON.
 fn report(arguments: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
@@ -121,5 +139,51 @@ fn a_run_reports_what_its_graphs_took() {
         }
         assert_eq!(number("all_reduces"), 8.0);
         assert!(number("accepted") >= 1.0 && number("accepted") <= number("draft"));
+    }
+}
+
+#[test]
+fn a_gpu_per_rank_and_shared_gpus_choose_the_same_tokens() {
+    // Two of the stand-in's GPUs, and one for both ranks.
+    let run = |sharing: &str| {
+        report(&format!("--weights {GOLDEN} --tp 2 {sharing} --context 5-9 --draft 2 --passes 2 --fused off"))
+    };
+    let (apart, shared) = (run(""), run("--ranks-per-gpu 2"));
+    assert_ne!(apart["machine"], shared["machine"]);
+    let experts = |report: &Value| report["widths"][1]["experts_mean"].clone();
+    let accepted = |report: &Value| report["widths"][1]["accepted"].clone();
+    assert_eq!((experts(&apart), accepted(&apart)), (experts(&shared), accepted(&shared)));
+}
+
+#[test]
+fn experts_are_shared_between_layers_where_memory_is_short() {
+    let model = "--weights random:1 --config small --layers 8 --tp 2 --ranks-per-gpu 2 --context 4 --sequences 1 --draft 1";
+    let report = report(&format!("{model} --passes 1 --memory 200M"));
+    let pools = report["expert_pools"].as_u64().unwrap();
+    assert!((4..7).contains(&pools), "{pools}");
+    assert!(report["notes"].to_string().contains("7 MoE layers share"), "{}", report["notes"]);
+}
+
+/// One clear line.
+fn refusal(arguments: &str) -> String {
+    let output = runner(&format!("--device cuda {arguments}"));
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+#[test]
+fn what_cannot_be_on_a_gpu_is_said_in_a_line() {
+    for (arguments, what) in [
+        ("--memory 50M", "too little memory: the model needs"),
+        ("--ranks-per-gpu 1 --tp 4", "that takes 4 GPUs and there are 2"),
+        ("--ranks-per-gpu 0", "there is at least one"),
+        ("--cublas /nonexistent/libcublas.so", "no cuBLAS (/nonexistent/libcublas.so"),
+        ("--all-reduce nccl --nccl /nonexistent/libnccl.so", "cannot load /nonexistent/libnccl.so"),
+        ("--check-gpu /nonexistent", "--check-gpu /nonexistent: cannot read"),
+    ] {
+        let text = refusal(arguments);
+        assert!(text.contains(what), "{arguments}: {text}");
     }
 }

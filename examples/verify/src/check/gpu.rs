@@ -91,23 +91,11 @@ pub fn check(
     replays: usize,
     out: &mut dyn Write,
 ) -> Result<()> {
-    check_with(folder, wanted, ranks, replays, 1.0, out)
-}
-
-/// The same with golden routing weights times `factor`: anything but 1 must be noticed.
-pub(super) fn check_with(
-    folder: &Path,
-    wanted: &Wanted,
-    ranks: &[usize],
-    replays: usize,
-    factor: f32,
-    out: &mut dyn Write,
-) -> Result<()> {
     let golden = Golden::answers(folder).with_context(|| format!("--check-gpu {}", folder.display()))?;
     let mut wrong = 0;
     for &n in ranks {
         let begun = Instant::now();
-        let found = run(&golden, folder, wanted, n, replays, factor)
+        let found = run(&golden, folder, wanted, n, replays)
             .and_then(|outcomes| judge(&golden, &outcomes));
         let took = begun.elapsed().as_secs_f64();
         match found {
@@ -130,7 +118,6 @@ fn run(
     wanted: &Wanted,
     n: usize,
     replays: usize,
-    factor: f32,
 ) -> Result<Vec<[Outcome; 2]>> {
     let config = golden.config()?;
     crate::shard::check_ranks(&config, n)?;
@@ -164,7 +151,7 @@ fn run(
             let mut rank = Rank::new(&config, device, replicated, shard, reduce, ROWS, CACHE)?;
             rank.device.finish()?;
             rank.device.meet()?;
-            let outcomes = passes(golden, &mut rank, replays, factor)?;
+            let outcomes = passes(golden, &mut rank, replays)?;
             rank.device.meet()?;
             Ok(outcomes)
         };
@@ -176,7 +163,6 @@ fn passes(
     golden: &Golden,
     rank: &mut Rank<Cuda>,
     replays: usize,
-    factor: f32,
 ) -> Result<[Outcome; 2]> {
     let prefill = golden.prefill()?;
     let batch = rank.device.batch(&prefill)?;
@@ -185,7 +171,7 @@ fn passes(
     rank.pass(&batch, prefill.rows(), false, &mut Unobserved)?;
     let mut outcome = |fused: bool| -> Result<Outcome> {
         rank.reduce.fused = fused;
-        golden.give(rank, &VERIFY, factor)?;
+        golden.give(rank, &VERIFY, 1.0)?;
         let verify = seen(rank, &golden.verify()?, replays).context("the verify pass")?;
         golden.give(rank, &TREE, 1.0)?;
         let tree = seen(rank, &golden.tree()?, 1).context("the tree")?;

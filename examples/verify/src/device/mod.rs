@@ -80,6 +80,10 @@ pub trait Device: Sized {
     fn read_accepted(&mut self, batch: &Self::Batch) -> Result<Vec<u32>>;
     /// Waits for everything queued; an error of what has run.
     fn finish(&mut self) -> Result<()>;
+    /// Between layers: a device that queues may let its queue run empty here, lest it fill up.
+    fn pace(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Waits on the host until all ranks that share memory with this one are here.
     fn meet(&mut self) -> Result<()>;
     /// Time by part since the last call.
@@ -229,7 +233,7 @@ pub trait Recorder: Device {
     fn recorded(&mut self) -> Result<Self::Recorded>;
     /// Queues it `times` times, without a break; seconds of each, without the first.
     fn time(&mut self, recorded: &Self::Recorded, times: usize) -> Result<Vec<f64>>;
-    /// Queues it once.
+    /// Queues it once; all ranks do.
     fn replay(&mut self, recorded: &Self::Recorded) -> Result<()>;
     /// Where the time of its last replay went.
     fn times(&mut self, recorded: &Self::Recorded) -> Result<Times>;

@@ -5,7 +5,7 @@ mod experts;
 mod gemm;
 mod norm;
 mod rope;
-mod router;
+pub(in crate::device) mod router;
 mod sums;
 
 use super::{Device, Experts, Routed};

@@ -118,7 +118,7 @@ impl Blas {
             let library = match unsafe { libloading::Library::new(&path) } {
                 Ok(library) => library,
                 Err(error) => {
-                    refused.push(error.to_string());
+                    refused.push(format!("{}: {:#}", path.display(), anyhow!(error)));
                     continue;
                 }
             };

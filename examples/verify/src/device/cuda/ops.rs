@@ -217,6 +217,14 @@ impl Device for Cuda {
         Ok(self.stream.synchronize()?)
     }
 
+    fn pace(&mut self) -> Result<()> {
+        // As for replays: a full queue of launches could keep another rank from launching what this one waits for.
+        match self.recording {
+            Some(_) => Ok(()),
+            None => self.finish(),
+        }
+    }
+
     fn meet(&mut self) -> Result<()> {
         self.meeting.wait()
     }

@@ -2,10 +2,11 @@
 
 use super::launch::Stamp;
 use super::Cuda;
-use crate::device::Recorder;
+use crate::device::{Device, Recorder};
 use crate::stamp::{Kind, Part, Times};
 use anyhow::{ensure, Context as _, Result};
 use peerlane::device::cuda::{Capture, CaptureMode, Event, GraphExec, Stream};
+use std::sync::Arc;
 
 /// A recording under way.
 pub struct Recording {
@@ -45,12 +46,12 @@ impl Recorder for Cuda {
     }
 
     fn time(&mut self, recorded: &Recorded, times: usize) -> Result<Vec<f64>> {
-        let context = &self.gpu.context;
-        let entered = context.enter()?;
-        let events = (0..=times).map(|_| Event::timed(context)).collect::<peerlane::Result<Vec<_>>>()?;
+        let gpu = Arc::clone(&self.gpu);
+        let entered = gpu.context.enter()?;
+        let events = (0..=times).map(|_| Event::timed(&gpu.context)).collect::<peerlane::Result<Vec<_>>>()?;
         events[0].record(&entered, self.stream())?;
         for event in &events[1..] {
-            recorded.exec.launch(&entered, self.stream())?;
+            self.replay(recorded)?;
             event.record(&entered, self.stream())?;
         }
         self.stream.synchronize()?;
@@ -58,8 +59,11 @@ impl Recorder for Cuda {
         pairs.map(|pair| Ok(f64::from(pair[1].since(&entered, &pair[0])?) / 1e3)).collect()
     }
 
+    /// All ranks have launched theirs when this returns. The driver's queues are finite: a launch that waits for room may hold
+    /// what another thread's launch needs, and so must not be two ahead of a rank that its graph waits for.
     fn replay(&mut self, recorded: &Recorded) -> Result<()> {
-        Ok(recorded.exec.launch(&self.enter()?, self.stream())?)
+        recorded.exec.launch(&self.enter()?, self.stream())?;
+        self.meet()
     }
 
     fn times(&mut self, recorded: &Recorded) -> Result<Times> {
