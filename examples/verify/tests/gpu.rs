@@ -164,6 +164,32 @@ fn experts_are_shared_between_layers_where_memory_is_short() {
     assert!(report["notes"].to_string().contains("7 MoE layers share"), "{}", report["notes"]);
 }
 
+/// The stand-in NCCL, compiled for this test.
+fn nccl() -> PathBuf {
+    let library = libraries().join(format!("libfakenccl-{}.so", std::process::id()));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fakenccl/nccl.c");
+    let mut compile = Command::new("cc");
+    compile.args(["-std=gnu11", "-O2", "-shared", "-fPIC", "-o"]).arg(&library);
+    assert!(compile.arg(source).arg("-ldl").status().unwrap().success());
+    library
+}
+
+#[test]
+fn nccl_sums_in_the_same_graph_and_the_tokens_are_the_same() {
+    let model = format!("--weights {GOLDEN} --tp 2 --context 9,5 --draft 2 --passes 2 --fused off");
+    let by_nccl = format!("{model} --ranks-per-gpu 2 --all-reduce nccl --nccl {}", nccl().display());
+    let (peerlane, nccl) = (report(&model), report(&by_nccl));
+    assert_eq!(nccl["all_reduce"], "nccl");
+    assert!(nccl["machine"].as_str().unwrap().contains("NCCL 2.30.7"), "{}", nccl["machine"]);
+    for at in 0..2 {
+        let (ours, theirs) = (&peerlane["widths"][at], &nccl["widths"][at]);
+        for key in ["all_reduces", "accepted", "experts_mean"] {
+            assert_eq!(ours[key], theirs[key], "{key}");
+        }
+        assert!(theirs["all_reduce_ms"].as_f64().unwrap() > 0.0);
+    }
+}
+
 /// One clear line.
 fn refusal(arguments: &str) -> String {
     let output = runner(&format!("--device cuda {arguments}"));

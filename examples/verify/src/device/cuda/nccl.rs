@@ -42,6 +42,8 @@ functions! {
     ncclCommInitRank: fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
     ncclCommDestroy: fn(Comm) -> Code;
     ncclAllReduce: fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
+    ncclGroupStart: fn() -> Code;
+    ncclGroupEnd: fn() -> Code;
     ncclGetErrorString: fn(Code) -> *const c_char;
 }
 
@@ -99,6 +101,16 @@ impl Nccl {
         Ok(id)
     }
 
+    /// One call as a group of its own: NCCL then takes it from a process with several ranks, whichever thread makes it.
+    fn group(&self, call: &str, code: impl FnOnce() -> Code) -> Result<()> {
+        // SAFETY: a group is this thread's own.
+        self.check("ncclGroupStart", unsafe { (self.functions.ncclGroupStart)() })?;
+        let made = self.check(call, code());
+        // SAFETY: as above; ended whatever happened inside.
+        let ended = self.check(call, unsafe { (self.functions.ncclGroupEnd)() });
+        made.and(ended)
+    }
+
     fn check(&self, call: &str, code: Code) -> Result<()> {
         if code == 0 || code == 7 {
             return Ok(());
@@ -136,11 +148,10 @@ impl NcclRank {
         rank: usize,
     ) -> Result<Self> {
         let mut comm = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        let code = unsafe {
+        // SAFETY: writes one handle, which the group completes.
+        nccl.group("ncclCommInitRank", || unsafe {
             (nccl.functions.ncclCommInitRank)(&mut comm, ranks as c_int, id, rank as c_int)
-        };
-        nccl.check("ncclCommInitRank", code)?;
+        })?;
         Ok(NcclRank { nccl, comm })
     }
 
@@ -161,11 +172,10 @@ impl NcclRank {
         let (dtype, op) = (dtype as c_int, op as c_int);
         let data = ptr as *mut c_void;
         // SAFETY: the caller's promise.
-        let code = unsafe {
+        self.nccl.group("ncclAllReduce", || unsafe {
             let call = self.nccl.functions.ncclAllReduce;
             call(data, data, count, dtype, op, self.comm, stream.as_raw())
-        };
-        self.nccl.check("ncclAllReduce", code)
+        })
     }
 
     /// Frees it, when all ranks are done.
