@@ -224,7 +224,8 @@ int ncclCommGetAsyncError(comm* c, int* code) {
 
 int ncclAllReduce(const void* input, void* output, size_t count, int dtype, int op, comm* c, void* stream) {
   if (group_depth == 0) return INVALID_USAGE;
-  if (dtype != INT32 && dtype != FLOAT32 && dtype != BFLOAT16 && (dtype != UINT64 || op != MAX)) return INVALID_ARGUMENT;
+  if (dtype != INT32 && dtype != FLOAT32 && dtype != BFLOAT16 && (dtype != UINT64 || op != MAX))
+    return INVALID_ARGUMENT;
   if ((op != SUM && op != MAX) || count * bytes_of(dtype) > SLOT) return INVALID_ARGUMENT;
   const char* wrong = getenv("FAKENCCL_WRONG");
   arguments a = {c, input, output, count, dtype, op, wrong && !strcmp(wrong, "1")};

@@ -1,6 +1,7 @@
-// Attention in the latent space: all heads read the same cache row, so 16 queries (a row and a head each) of a sequence read
-// each tile of keys once, as one matrix product. The keys of a sequence are cut into chunks of a fixed size, a block each; the
-// grid is that of the longest context, and blocks behind the end of theirs return. `merge` puts the chunks together.
+// Attention in the latent space: all heads read the same cache row, so 16 queries (a row and a head each) of a sequence
+// read each tile of keys once, as one matrix product. The keys of a sequence are cut into chunks of a fixed size, a
+// block each; the grid is that of the longest context, and blocks behind the end of theirs return. `merge` puts the
+// chunks together.
 #ifndef VERIFY_ATTEND_CUH
 #define VERIFY_ATTEND_CUH
 

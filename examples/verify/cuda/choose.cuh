@@ -1,10 +1,12 @@
-// What a pass ends with: the token that each row chooses, and how many of a sequence's drafted tokens a greedy verifier accepts.
+// What a pass ends with: the token that each row chooses, and how many of a sequence's drafted tokens a greedy verifier
+// accepts.
 #ifndef VERIFY_CHOOSE_CUH
 #define VERIFY_CHOOSE_CUH
 
 #include "simt.cuh"
 
-// The key of a row's largest logit, the lower token of equals: the maximum over ranks is the choice over the vocabulary.
+// The key of a row's largest logit, the lower token of equals: the maximum over ranks is the choice over the
+// vocabulary.
 FN void choose(const verify_choose_args& a, const Block<512>& block) {
   const float* logits = at<const float>(a.logits) + uint64_t(block.index) * a.width;
   Block<512>::Own<uint64_t> key;
@@ -22,8 +24,8 @@ FN void choose(const verify_choose_args& a, const Block<512>& block) {
   });
 }
 
-// From row 0 along the rows whose token is what the row before them chose, and one more token that the last of them chose. A
-// row's parent is the last row before it that it sees.
+// From row 0 along the rows whose token is what the row before them chose, and one more token that the last of them
+// chose. A row's parent is the last row before it that it sees.
 FN void accept(const verify_accept_args& a, const Block<32>& block) {
   block.each([&](uint32_t t) {
     for (uint32_t s = t; s < a.batch.sequences; s += 32) {

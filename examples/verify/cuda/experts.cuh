@@ -1,5 +1,5 @@
-// The routed experts at few rows: what a pass reads of memory is mostly their weights, and each active expert's are read once.
-// No sums by atomics: the order of additions is fixed, so that ranks and replays get the same bits.
+// The routed experts at few rows: what a pass reads of memory is mostly their weights, and each active expert's are
+// read once. No sums by atomics: the order of additions is fixed, so that ranks and replays get the same bits.
 #ifndef VERIFY_EXPERTS_CUH
 #define VERIFY_EXPERTS_CUH
 
@@ -7,8 +7,8 @@
 
 FN float silu_times(float gate, float x) { return gate / (1.0f + exponential(-gate)) * x; }
 
-// Two rows of weights (an inner element's gate and its factor) times N rows of x, by each warp of the block. A lane takes packs
-// l, l + 32, ...; results are in all lanes.
+// Two rows of weights (an inner element's gate and its factor) times N rows of x, by each warp of the block. A lane
+// takes packs l, l + 32, ...; results are in all lanes.
 template <uint32_t N, class X, class Use>
 FN void two_dots(const Block<256>& block, uint32_t packs, const bf16* const* weights, uint32_t between, X x, Use use) {
   Block<256>::Own<float[2 * N]> sums;
@@ -88,8 +88,8 @@ FN uint32_t lanes_for(uint32_t n) {
 // Outputs of a row that a block computes.
 constexpr uint32_t OUTPUTS = 64;
 
-// out[row, h] += sum of scale * (down[expert][h] . inner[pair]) over the row's experts, in ascending order. WIDE: inner rows are
-// multiples of eight elements, so a lane takes a pack at a time, else an element.
+// out[row, h] += sum of scale * (down[expert][h] . inner[pair]) over the row's experts, in ascending order. WIDE: inner
+// rows are multiples of eight elements, so a lane takes a pack at a time, else an element.
 template <bool WIDE>
 FN void down_rows(const verify_down_args& a, const Block<256>& block) {
   const uint32_t row = block.index / a.tiles, first = block.index % a.tiles * OUTPUTS;

@@ -1,9 +1,9 @@
 // The same kernels as functions that run a whole grid on the calling thread, for tests over a stand-in driver.
 #include "kernels.h"
 
-#define ON_HOST(name, Args, threads, body)                                                                        \
-  extern "C" __attribute__((visibility("default"))) void name(const Args* args) {                                 \
-    for (uint32_t index = 0; index < args->blocks; ++index) body(*args, Block<threads>(index));                   \
+#define ON_HOST(name, Args, threads, body)                                                      \
+  extern "C" __attribute__((visibility("default"))) void name(const Args* args) {               \
+    for (uint32_t index = 0; index < args->blocks; ++index) body(*args, Block<threads>(index)); \
   }
 VERIFY_KERNELS(ON_HOST)
 

@@ -29,7 +29,8 @@ FN void latents(const verify_latents_args& a, const Block<256>& block) {
            [&](uint32_t p, float* x) { unpack(key + p * 8, x); });
   const float* turns = turns_of(a.turns, a.batch, row, a.rotary);
   block.each([&](uint32_t t) {
-    for (uint32_t pair = t; pair < a.rotary / 2; pair += 256) turn_pair(turns, pair, key + a.kv_latent, cached + a.kv_latent);
+    for (uint32_t pair = t; pair < a.rotary / 2; pair += 256)
+      turn_pair(turns, pair, key + a.kv_latent, cached + a.kv_latent);
   });
 }
 

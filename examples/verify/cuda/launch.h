@@ -1,5 +1,6 @@
-/* The one parameter of every kernel, between the host (`src/device/cuda/launch.rs`) and the kernels. Addresses are device
-   memory; bf16 unless said otherwise; matrices are row-major. `blocks` is the grid, which the CPU cannot ask for. */
+/* The one parameter of every kernel, between the host (`src/device/cuda/launch.rs`) and the kernels. Addresses are
+   device memory; bf16 unless said otherwise; matrices are row-major. `blocks` is the grid, which the CPU cannot ask
+   for. */
 #ifndef VERIFY_LAUNCH_H
 #define VERIFY_LAUNCH_H
 
@@ -16,7 +17,7 @@
 
 /* The consecutive rows of one sequence. */
 typedef struct {
-  uint32_t row;     /* its first row in the batch */
+  uint32_t row; /* its first row in the batch */
   uint32_t rows;
   uint32_t cache;   /* where it begins in the cache */
   uint32_t context; /* rows of the cache before this block */
@@ -89,11 +90,12 @@ typedef struct {
 typedef struct {
   uint32_t blocks, experts, groups, kept_groups, kept;
   float scale;
-  uint64_t logits, bias;            /* float [rows, experts], float [experts] */
-  uint64_t chosen, weights;         /* uint32_t, float [rows, kept] */
+  uint64_t logits, bias;    /* float [rows, experts], float [experts] */
+  uint64_t chosen, weights; /* uint32_t, float [rows, kept] */
 } verify_route_args;
 
-/* The rows of each expert that has any; a pair is a row and the place of an expert in its choice, row * kept + place. */
+/* The rows of each expert that has any; a pair is a row and the place of an expert in its choice, row * kept + place.
+ */
 typedef struct {
   uint32_t blocks, experts, pairs, unused;
   uint64_t chosen;

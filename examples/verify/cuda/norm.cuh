@@ -1,5 +1,5 @@
-// Residual add and RMSNorm, for the first norm of a pass and for all-reduces that are not the library's: with the bits of the
-// library's own (`cuda/add_rms_norm.cuh` there), so that fused and unfused passes can be compared.
+// Residual add and RMSNorm, for the first norm of a pass and for all-reduces that are not the library's: with the bits
+// of the library's own (`cuda/add_rms_norm.cuh` there), so that fused and unfused passes can be compared.
 #ifndef VERIFY_NORM_CUH
 #define VERIFY_NORM_CUH
 
@@ -14,8 +14,8 @@ FN float pack_squares(const float* x) {
                      rounded_add(rounded_add(s[4], s[5]), rounded_add(s[6], s[7])));
 }
 
-// out = row / sqrt(mean(row^2) + eps) * gamma, one row of a multiple of eight elements. `load(p, x)` gives pack p of the row,
-// the same both times it is asked.
+// out = row / sqrt(mean(row^2) + eps) * gamma, one row of a multiple of eight elements. `load(p, x)` gives pack p of
+// the row, the same both times it is asked.
 template <class Load>
 FN void norm_row(const Block<256>& block, uint32_t width, const bf16* gamma, float eps, bf16* out, Load load) {
   const uint32_t packs = width / 8;

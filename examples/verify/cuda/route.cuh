@@ -1,4 +1,5 @@
-// Which experts a row goes to, and which rows an expert has: decided on the device, so that a graph can hold the whole pass.
+// Which experts a row goes to, and which rows an expert has: decided on the device, so that a graph can hold the whole
+// pass.
 #ifndef VERIFY_ROUTE_CUH
 #define VERIFY_ROUTE_CUH
 
@@ -7,8 +8,8 @@
 // Experts that one lane looks after: e, e + 32, ...
 constexpr uint32_t EXPERTS_OF_LANE = VERIFY_MOST_EXPERTS / 32;
 
-// One row, one warp. Scores are sigmoids; a bias is added for the choice alone. Groups count by their best two; of the kept
-// groups the best experts are taken, of equals the lower; they are listed in ascending order.
+// One row, one warp. Scores are sigmoids; a bias is added for the choice alone. Groups count by their best two; of the
+// kept groups the best experts are taken, of equals the lower; they are listed in ascending order.
 FN void route(const verify_route_args& a, const Block<32>& block) {
   SHARED(uint32_t, taken[VERIFY_MOST_KEPT]);
   SHARED(float, score_of[VERIFY_MOST_KEPT]);
@@ -86,8 +87,8 @@ FN void route(const verify_route_args& a, const Block<32>& block) {
   });
 }
 
-// Sorts the pairs of all rows by expert; one block. A slot is an expert that has pairs, in ascending order; within a slot the
-// pairs are too. Every thread counts for its own expert, so that nothing depends on who comes first.
+// Sorts the pairs of all rows by expert; one block. A slot is an expert that has pairs, in ascending order; within a
+// slot the pairs are too. Every thread counts for its own expert, so that nothing depends on who comes first.
 FN void dispatch(const verify_dispatch_args& a, const Block<VERIFY_MOST_EXPERTS>& block) {
   SHARED(uint32_t, counts[VERIFY_MOST_EXPERTS]);
   const uint32_t* chosen = at<const uint32_t>(a.chosen);

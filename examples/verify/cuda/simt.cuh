@@ -1,6 +1,7 @@
-// The seam between the kernels and what runs them. A kernel is written for one block of THREADS threads, phase by phase: a
-// phase is what every thread, or every warp, does without hearing of the others; what crosses is in shared memory, or in the
-// sums and maxima of a warp. nvcc makes threads of that and g++ loops, so that tests run these very kernels on a CPU.
+// The seam between the kernels and what runs them. A kernel is written for one block of THREADS threads, phase by
+// phase: a phase is what every thread, or every warp, does without hearing of the others; what crosses is in shared
+// memory, or in the sums and maxima of a warp. nvcc makes threads of that and g++ loops, so that tests run these very
+// kernels on a CPU.
 //
 //   FN                     how a function is declared
 //   SHARED(type, name)     a variable of the block
@@ -75,9 +76,7 @@ FN void store_pack(bf16* p, const float* x) {
 namespace wmma = nvcuda::wmma;
 struct Left {
   wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> f;
-  FN void load(const bf16* p, uint32_t ld) {
-    wmma::load_matrix_sync(f, reinterpret_cast<const __nv_bfloat16*>(p), ld);
-  }
+  FN void load(const bf16* p, uint32_t ld) { wmma::load_matrix_sync(f, reinterpret_cast<const __nv_bfloat16*>(p), ld); }
 };
 template <bool>
 struct Layout {
@@ -90,9 +89,7 @@ struct Layout<true> {
 template <bool TRANSPOSED>
 struct Right {
   wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, typename Layout<TRANSPOSED>::Type> f;
-  FN void load(const bf16* p, uint32_t ld) {
-    wmma::load_matrix_sync(f, reinterpret_cast<const __nv_bfloat16*>(p), ld);
-  }
+  FN void load(const bf16* p, uint32_t ld) { wmma::load_matrix_sync(f, reinterpret_cast<const __nv_bfloat16*>(p), ld); }
 };
 struct Sums {
   wmma::fragment<wmma::accumulator, 16, 16, 16, float> f;
@@ -267,8 +264,8 @@ struct Block {
 
 // What follows gives one value for the whole block: every thread of a GPU holds it, and so may branch on it together.
 
-// The sum over 256 threads, in the order of the library's own norm: within each warp at distances 16, 8, 4, 2, 1, then the
-// eight warps at 4, 2, 1.
+// The sum over 256 threads, in the order of the library's own norm: within each warp at distances 16, 8, 4, 2, 1, then
+// the eight warps at 4, 2, 1.
 FN float block_sum(const Block<256>& block, Block<256>::Own<float>& x) {
   SHARED(float, of_warps[8]);
   block.group_sum(x, 32);

@@ -72,9 +72,12 @@ mod tests {
     fn whoever_leaves_ends_the_others_waiting() {
         let meeting = Meeting::new(3);
         std::thread::scope(|scope| {
-            let wait = || scope.spawn(|| (0..100).map(|_| meeting.wait()).collect::<Result<Vec<_>>>());
+            let wait =
+                || scope.spawn(|| (0..100).map(|_| meeting.wait()).collect::<Result<Vec<_>>>());
             let threads = [wait(), wait(), wait()];
-            threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap().len(), 100));
+            threads
+                .into_iter()
+                .for_each(|thread| assert_eq!(thread.join().unwrap().unwrap().len(), 100));
             let waiting = scope.spawn(|| meeting.wait());
             meeting.leave();
             assert!(waiting.join().unwrap().unwrap_err().is::<Left>());

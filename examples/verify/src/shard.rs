@@ -287,7 +287,10 @@ impl Loader<'_> {
         let mine = split(width, rank, ranks);
         let tensors = |factors: &[&str]| -> Vec<String> {
             let of = |name: &String| {
-                factors.iter().map(move |factor| format!("{name}.{factor}.weight")).collect::<Vec<_>>()
+                factors
+                    .iter()
+                    .map(move |factor| format!("{name}.{factor}.weight"))
+                    .collect::<Vec<_>>()
             };
             names.iter().flat_map(of).collect()
         };

@@ -3,8 +3,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/dsv3_tiny");
 
@@ -15,7 +16,9 @@ fn kernel_map() -> String {
         size_of::<peerlane::launch::pl_probe>()
     );
     let header = include_str!("../cuda/kernels.h");
-    let names = header.lines().filter_map(|line| line.trim().strip_prefix("KERNEL(verify_")?.split(',').next());
+    let names = header
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("KERNEL(verify_")?.split(',').next());
     for name in names {
         let kernel = std::ffi::CString::new(format!("verify_{name}")).unwrap();
         let bytes = verify_standin::parameter_bytes(&kernel);
@@ -44,19 +47,30 @@ fn libraries() -> PathBuf {
     folder
 }
 
+/// A file that the stand-in driver takes for a fatbin. Written once: runs of other tests may be reading it.
+fn fatbin() -> &'static Path {
+    static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
+    WRITTEN.get_or_init(|| {
+        let path = libraries().join("any.fatbin");
+        std::fs::write(&path, b"an image").unwrap();
+        path
+    })
+}
+
 /// The runner over the stand-ins.
 fn runner(arguments: &str) -> Output {
-    let folder = libraries();
-    // Anything is a fatbin to the stand-in driver.
-    let fatbin = folder.join(format!("{}.fatbin", std::process::id()));
-    std::fs::write(&fatbin, b"an image").unwrap();
-    Command::new(env!("CARGO_BIN_EXE_peerlane-verify"))
-        .args(arguments.split_whitespace())
-        .args(["--kernels", fatbin.to_str().unwrap()])
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane-verify"));
+    command.args(arguments.split_whitespace()).arg("--kernels").arg(fatbin());
+    over_the_stand_ins(&mut command)
+}
+
+fn over_the_stand_ins(command: &mut Command) -> Output {
+    let (folder, fatbin) = (libraries(), fatbin());
+    command
         .env("LD_LIBRARY_PATH", &folder)
         .env("FAKECUDA_KERNELS", folder.join("libcublas.so.13"))
         .env("FAKECUDA_KERNEL_MAP", kernel_map())
-        .env("PEERLANE_KERNELS", &fatbin)
+        .env("PEERLANE_KERNELS", fatbin)
         .env("PEERLANE_SLAB", "4M")
         .env("PEERLANE_PROBE", "off")
         .env("PEERLANE_LOG", "off")
@@ -65,7 +79,11 @@ fn runner(arguments: &str) -> Output {
 }
 
 fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 fn passes_the_check(ranks: usize) {
@@ -103,7 +121,7 @@ fn eight_ranks_pass_the_check() {
 fn another_rotation_fails_the_check() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "golden.safetensors", "model.safetensors"] {
-        std::fs::copy(std::path::Path::new(GOLDEN).join(file), folder.path().join(file)).unwrap();
+        std::fs::copy(Path::new(GOLDEN).join(file), folder.path().join(file)).unwrap();
     }
     let config = folder.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
@@ -134,7 +152,9 @@ fn a_run_reports_what_its_graphs_took() {
     assert_eq!(report["fused"], true);
     for width in report["widths"].as_array().unwrap() {
         let number = |key: &str| width[key].as_f64().unwrap_or_else(|| panic!("{key}: {width}"));
-        for key in ["pass_ms", "bare_ms", "all_reduce_ms", "all_reduce_in_step_ms", "all_reduce_alone_ms"] {
+        for key in
+            ["pass_ms", "bare_ms", "all_reduce_ms", "all_reduce_in_step_ms", "all_reduce_alone_ms"]
+        {
             assert!(number(key) > 0.0, "{key}: {width}");
         }
         assert_eq!(number("all_reduces"), 8.0);
@@ -146,7 +166,9 @@ fn a_run_reports_what_its_graphs_took() {
 fn a_gpu_per_rank_and_shared_gpus_choose_the_same_tokens() {
     // Two of the stand-in's GPUs, and one for both ranks.
     let run = |sharing: &str| {
-        report(&format!("--weights {GOLDEN} --tp 2 {sharing} --context 5-9 --draft 2 --passes 2 --fused off"))
+        report(&format!(
+            "--weights {GOLDEN} --tp 2 {sharing} --context 5-9 --draft 2 --passes 2 --fused off"
+        ))
     };
     let (apart, shared) = (run(""), run("--ranks-per-gpu 2"));
     assert_ne!(apart["machine"], shared["machine"]);
@@ -177,7 +199,8 @@ fn nccl() -> PathBuf {
 #[test]
 fn nccl_sums_in_the_same_graph_and_the_tokens_are_the_same() {
     let model = format!("--weights {GOLDEN} --tp 2 --context 9,5 --draft 2 --passes 2 --fused off");
-    let by_nccl = format!("{model} --ranks-per-gpu 2 --all-reduce nccl --nccl {}", nccl().display());
+    let by_nccl =
+        format!("{model} --ranks-per-gpu 2 --all-reduce nccl --nccl {}", nccl().display());
     let (peerlane, nccl) = (report(&model), report(&by_nccl));
     assert_eq!(nccl["all_reduce"], "nccl");
     assert!(nccl["machine"].as_str().unwrap().contains("NCCL 2.30.7"), "{}", nccl["machine"]);
@@ -212,4 +235,47 @@ fn what_cannot_be_on_a_gpu_is_said_in_a_line() {
         let text = refusal(arguments);
         assert!(text.contains(what), "{arguments}: {text}");
     }
+}
+
+/// `scripts/bench-verify` in a folder as `make bench-verify-build` fills it.
+#[test]
+fn the_script_checks_and_measures_and_writes_a_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/bench-verify");
+    std::fs::copy(script, folder.path().join("bench-verify")).unwrap();
+    std::os::unix::fs::symlink(
+        env!("CARGO_BIN_EXE_peerlane-verify"),
+        folder.path().join("peerlane-verify"),
+    )
+    .unwrap();
+    std::os::unix::fs::symlink(Path::new(GOLDEN).parent().unwrap(), folder.path().join("golden"))
+        .unwrap();
+    let out = folder.path().join("out");
+    let mut command = Command::new("python3");
+    command.arg(folder.path().join("bench-verify")).arg("--out").arg(&out);
+    command.args("--tp 2 --draft 2 --context 8 --passes 2".split(' '));
+    command.arg("--models").arg(Path::new(GOLDEN).join("config.json"));
+    command.args(["--ranks-per-gpu", "2", "--kernels"]).arg(fatbin());
+    command
+        .env("PEERLANE_NCCL_LIB", nccl())
+        .env("PEERLANE_CUBLAS_LIB", libraries().join("libcublas.so.13"));
+    // The check is tested by itself, and takes long here.
+    command.arg("--no-check");
+    let output = over_the_stand_ins(&mut command);
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    let table = std::fs::read_to_string(out.join("verify.csv")).unwrap();
+    for way in ["\"peerlane, fused\"", "peerlane", "NCCL"] {
+        let lines = table.lines().filter(|line| {
+            line.split("config,2,").nth(1).is_some_and(|l| l.contains(&format!(",{way},")))
+        });
+        assert_eq!(lines.count(), 2, "{way}: {table}");
+    }
+    assert!(
+        std::fs::read_to_string(out.join("verify.txt"))
+            .unwrap()
+            .contains("config.json: a pass (ms)"),
+        "{text}"
+    );
+    println!("{text}");
 }

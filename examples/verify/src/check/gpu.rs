@@ -91,15 +91,18 @@ pub fn check(
     replays: usize,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let golden = Golden::answers(folder).with_context(|| format!("--check-gpu {}", folder.display()))?;
+    let golden =
+        Golden::answers(folder).with_context(|| format!("--check-gpu {}", folder.display()))?;
     let mut wrong = 0;
     for &n in ranks {
         let begun = Instant::now();
-        let found = run(&golden, folder, wanted, n, replays)
-            .and_then(|outcomes| judge(&golden, &outcomes));
+        let found =
+            run(&golden, folder, wanted, n, replays).and_then(|outcomes| judge(&golden, &outcomes));
         let took = begun.elapsed().as_secs_f64();
         match found {
-            Ok(said) => writeln!(out, "PASS {n} ranks: {said}, {replays} replays the same; {took:.1} s")?,
+            Ok(said) => {
+                writeln!(out, "PASS {n} ranks: {said}, {replays} replays the same; {took:.1} s")?
+            }
             Err(error) => {
                 wrong += 1;
                 writeln!(out, "FAIL {n} ranks: {error:#}; {took:.1} s")?;
@@ -125,7 +128,8 @@ fn run(
     let wanted = Wanted { ranks_per_gpu: wanted.ranks_per_gpu.or(Some(n)), ..wanted.clone() };
     let gpus = Gpus::new(&wanted, n)?;
     let longest = CONTEXTS.iter().max().copied().unwrap_or(0);
-    let limits = Limits { rows: ROWS, sequences: 3, block: longest, length: longest + 8, cache: CACHE };
+    let limits =
+        Limits { rows: ROWS, sequences: 3, block: longest, length: longest + 8, cache: CACHE };
     let meeting = Arc::new(Meeting::new(n));
     let loader = Loader { config: &config, source: &source, progress: &|_| {} };
     let mut replicas: Vec<Arc<Replicated<_>>> = Vec::new();
@@ -159,11 +163,7 @@ fn run(
     })
 }
 
-fn passes(
-    golden: &Golden,
-    rank: &mut Rank<Cuda>,
-    replays: usize,
-) -> Result<[Outcome; 2]> {
+fn passes(golden: &Golden, rank: &mut Rank<Cuda>, replays: usize) -> Result<[Outcome; 2]> {
     let prefill = golden.prefill()?;
     let batch = rank.device.batch(&prefill)?;
     golden.give(rank, &PREFILL, 1.0)?;
@@ -260,8 +260,15 @@ fn judge(golden: &Golden, outcomes: &[[Outcome; 2]]) -> Result<String> {
                 if let Some(what) = other.difference(&first.state) {
                     anyhow::bail!("{pass}, {fusing}: rank {rank} holds other {what} than rank 0 with the norm apart");
                 }
-                ensure!(seen.residual == first.residual, "{pass}, {fusing}: rank {rank} holds another residual");
-                ensure!(seen.calls == 2 * layers as u64 + 1, "{pass}, {fusing}: {} all-reduces", seen.calls);
+                ensure!(
+                    seen.residual == first.residual,
+                    "{pass}, {fusing}: rank {rank} holds another residual"
+                );
+                ensure!(
+                    seen.calls == 2 * layers as u64 + 1,
+                    "{pass}, {fusing}: {} all-reduces",
+                    seen.calls
+                );
                 ensure!(seen.state.accepted == seen.accepted, "{pass}, {fusing}: accepted tokens");
             }
         }
@@ -298,7 +305,8 @@ fn judge(golden: &Golden, outcomes: &[[Outcome; 2]]) -> Result<String> {
         let width = wanted.len() / rows;
         let mut same = 0;
         for (wanted, &chosen) in wanted.chunks(width).zip(&seen.state.chosen) {
-            let short = wanted[largest(wanted)] - wanted.get(chosen as usize).copied().unwrap_or(f32::MIN);
+            let short =
+                wanted[largest(wanted)] - wanted.get(chosen as usize).copied().unwrap_or(f32::MIN);
             same += usize::from(short == 0.0);
             let enough = if pass == "tree" { short <= CLOSE } else { short == 0.0 };
             ensure!(enough, "{pass}: a row chooses token {chosen}, whose golden logit is {short:.3} below the largest ({said})");

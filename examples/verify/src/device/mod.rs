@@ -194,12 +194,7 @@ pub trait Device: Sized {
     /// How many tokens a greedy verifier commits for each sequence, from what was chosen.
     fn accept(&mut self, batch: &Self::Batch) -> Result<()>;
     /// Sums the first elements over all ranks, in place.
-    fn all_reduce(
-        &mut self,
-        over: Over,
-        buffer: &mut Self::Buffer,
-        elements: usize,
-    ) -> Result<()>;
+    fn all_reduce(&mut self, over: Over, buffer: &mut Self::Buffer, elements: usize) -> Result<()>;
     /// Whether all-reduce, residual add and norm can be one operation here.
     fn fuses(&self) -> bool;
     /// [`all_reduce`](Self::all_reduce) of `x` and [`add_rms_norm`](Self::add_rms_norm) in one, with the same bits.

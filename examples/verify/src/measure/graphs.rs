@@ -103,7 +103,16 @@ fn all_reduces<D: Recorder>(rank: &mut Rank<D>, rows: usize) -> Result<()> {
             let gamma = &replicated.layers[layer].post_norm;
             if reduce.fused && reduce.by == AllReduce::Peerlane {
                 let site = Site { layer, half };
-                reduce.sum_and_norm(device, Kind::Moe, site, gamma, *eps, rows, act, &mut Unobserved)?;
+                reduce.sum_and_norm(
+                    device,
+                    Kind::Moe,
+                    site,
+                    gamma,
+                    *eps,
+                    rows,
+                    act,
+                    &mut Unobserved,
+                )?;
             } else if let Some(over) = reduce.over_ranks() {
                 let elements = rows * device.dims().hidden;
                 device.all_reduce(over, &mut act.partial, elements)?;

@@ -130,8 +130,7 @@ pub fn measure<D: Device>(
 }
 
 /// A way to carry out a pass over so many rows, with or without the choice of tokens.
-type Pass<'a, D> =
-    dyn FnMut(&mut Rank<D>, &<D as Device>::Batch, usize, bool) -> Result<()> + 'a;
+type Pass<'a, D> = dyn FnMut(&mut Rank<D>, &<D as Device>::Batch, usize, bool) -> Result<()> + 'a;
 
 /// Fills the cache with random prompts; what each sequence chooses next.
 fn prefill<D: Device>(

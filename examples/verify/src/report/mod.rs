@@ -196,8 +196,7 @@ impl Width {
             |times: &Times| times.part(Part::AllReduce) / (times.total() - times.part(Part::Wait));
         let first = ranks.first();
         let experts = first.map(|rank| rank.experts.as_slice()).unwrap_or_default();
-        let accepted =
-            first.filter(|_| job.plan.by != AllReduce::None).map(|rank| rank.accepted);
+        let accepted = first.filter(|_| job.plan.by != AllReduce::None).map(|rank| rank.accepted);
         let most = draft.depth() as f64;
         let tokens = args.acceptance.or(accepted).unwrap_or(most).min(most);
         let drafting = if draft.rows() > 1 { args.draft_time } else { 0.0 };

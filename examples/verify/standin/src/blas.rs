@@ -63,7 +63,8 @@ unsafe extern "C" fn run(product: *const Product) {
     unsafe {
         let p = &*product;
         for at in 0..p.count as i64 {
-            let (a, b) = (p.a.offset((at * p.step_a) as isize), p.b.offset((at * p.step_b) as isize));
+            let (a, b) =
+                (p.a.offset((at * p.step_a) as isize), p.b.offset((at * p.step_b) as isize));
             for i in 0..p.m as isize {
                 for j in 0..p.n as isize {
                     let mut sum = 0.0f32;
@@ -197,8 +198,8 @@ pub unsafe extern "C" fn cublasGemmEx(
     // SAFETY: the caller's promise, handed on.
     unsafe {
         cublasGemmStridedBatchedEx(
-            handle, transa, transb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type, ldc, 0, 1, compute,
-            algo,
+            handle, transa, transb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c,
+            c_type, ldc, 0, 1, compute, algo,
         )
     }
 }

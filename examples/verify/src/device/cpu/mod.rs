@@ -20,9 +20,9 @@ use anyhow::{ensure, Result};
 use gemm::{multiply, View};
 use peerlane::comm::Communicator;
 use peerlane::{DType, Op};
-use std::time::Instant;
 #[cfg(feature = "cuda")]
 pub use rope::Rope;
+use std::time::Instant;
 pub use sums::Sums;
 
 /// A weight matrix; a vector has one row.

@@ -152,7 +152,8 @@ impl Blas {
 
 /// cuBLAS needs cublasLt of the same folder, which the loader finds by itself only where the library says so.
 fn preload_light(path: &Path) {
-    let name = path.file_name().map(|name| name.to_string_lossy().replace("libcublas", "libcublasLt"));
+    let name =
+        path.file_name().map(|name| name.to_string_lossy().replace("libcublas", "libcublasLt"));
     let light = name.map(|name| path.with_file_name(name)).filter(|file| file.is_file());
     if let Some(light) = light {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -251,8 +252,25 @@ impl Products {
             // SAFETY: the caller's promise; scalars are read during the call.
             unsafe {
                 (self.blas.functions.cublasGemmEx)(
-                    self.handle, right_op, OP_N, m, n, k, one, a, R_16BF, lda, b, R_16BF, ldb, zero, c, kind, ldc,
-                    COMPUTE_32F, GEMM_DEFAULT,
+                    self.handle,
+                    right_op,
+                    OP_N,
+                    m,
+                    n,
+                    k,
+                    one,
+                    a,
+                    R_16BF,
+                    lda,
+                    b,
+                    R_16BF,
+                    ldb,
+                    zero,
+                    c,
+                    kind,
+                    ldc,
+                    COMPUTE_32F,
+                    GEMM_DEFAULT,
                 )
             }
         } else {
@@ -260,14 +278,33 @@ impl Products {
             // SAFETY: as above.
             unsafe {
                 (self.blas.functions.cublasGemmStridedBatchedEx)(
-                    self.handle, right_op, OP_N, m, n, k, one, a, R_16BF, lda, step(right), b, R_16BF, ldb, step(left), zero,
-                    c, kind, ldc, step(out), int(product.count)?, COMPUTE_32F, GEMM_DEFAULT,
+                    self.handle,
+                    right_op,
+                    OP_N,
+                    m,
+                    n,
+                    k,
+                    one,
+                    a,
+                    R_16BF,
+                    lda,
+                    step(right),
+                    b,
+                    R_16BF,
+                    ldb,
+                    step(left),
+                    zero,
+                    c,
+                    kind,
+                    ldc,
+                    step(out),
+                    int(product.count)?,
+                    COMPUTE_32F,
+                    GEMM_DEFAULT,
                 )
             }
         };
-        self.blas
-            .check("cublasGemmEx", status)
-            .with_context(|| format!("multiplying {product:?}"))
+        self.blas.check("cublasGemmEx", status).with_context(|| format!("multiplying {product:?}"))
     }
 }
 

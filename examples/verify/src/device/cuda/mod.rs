@@ -30,8 +30,8 @@ use crate::meeting::Meeting;
 use crate::shard::{split, Dims};
 use anyhow::{ensure, Result};
 use arena::{Arena, Slice};
-use blas::Products;
 pub use blas::Blas;
+use blas::Products;
 pub use gpu::Gpu;
 use launch::{Arguments, CHUNK, MOST_CACHE_WIDTH, MOST_EXPERTS, MOST_KEPT, QUERIES};
 use nccl::NcclRank;
@@ -157,8 +157,12 @@ impl Cuda {
         };
         let mut rope = Rope::new(config);
         rope.reserve(limits.length);
-        let turns: Vec<u8> =
-            rope.table().iter().flat_map(|(c, s)| [c.to_le_bytes(), s.to_le_bytes()]).flatten().collect();
+        let turns: Vec<u8> = rope
+            .table()
+            .iter()
+            .flat_map(|(c, s)| [c.to_le_bytes(), s.to_le_bytes()])
+            .flatten()
+            .collect();
         // SAFETY: the slice was taken for exactly this table.
         unsafe { memory::write(&entered, scratch.turns.ptr(), &turns, stream.as_ref()) }?;
         drop(entered);

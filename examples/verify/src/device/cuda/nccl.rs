@@ -58,13 +58,13 @@ impl Nccl {
     /// Opens the file, or what the loader finds, once for the life of the process.
     pub fn open(named: Option<&Path>) -> Result<&'static Self> {
         let path = named.unwrap_or(Path::new(DEFAULT));
-        let install = "install NCCL (libnccl2, or the wheel nvidia-nccl-cu13), or name its file with --nccl";
+        let install =
+            "install NCCL (libnccl2, or the wheel nvidia-nccl-cu13), or name its file with --nccl";
         // SAFETY: the user names this library as NCCL; its initialisers are safe to run.
-        let library = unsafe { libloading::Library::new(path) }
-            .map_err(|e| {
-                let why = anyhow!(e);
-                anyhow!("--all-reduce nccl: cannot load {}: {why:#}; {install}", path.display())
-            })?;
+        let library = unsafe { libloading::Library::new(path) }.map_err(|e| {
+            let why = anyhow!(e);
+            anyhow!("--all-reduce nccl: cannot load {}: {why:#}; {install}", path.display())
+        })?;
         let functions = Functions::load(&library)
             .map_err(|e| anyhow!("--all-reduce nccl: {} is no NCCL: {e}", path.display()))?;
         // Unloading it would pull the code from under its threads.

@@ -3,8 +3,8 @@
 use super::arena::Slice;
 use super::blas::{Matrix, Product};
 use super::launch::{
-    Accept, AddNorm, Attend, Choose, Dispatch, Down, Embed, Fill, Gate, GateUp, Latents, Merge, Route,
-    Stamp, Turn, CHUNK, INNER, OUTPUTS,
+    Accept, AddNorm, Attend, Choose, Dispatch, Down, Embed, Fill, Gate, GateUp, Latents, Merge,
+    Route, Stamp, Turn, CHUNK, INNER, OUTPUTS,
 };
 use super::rows::Limits;
 use super::{Buffer, Chosen, Cuda, DeviceBatch, Weight, MOST_STAMPS};
@@ -234,7 +234,8 @@ impl Device for Cuda {
     }
 
     fn stamp(&mut self, kind: Kind, part: Part) -> Result<()> {
-        let Some(stamps) = self.recording.as_mut().and_then(|recording| recording.stamps.as_mut()) else {
+        let Some(stamps) = self.recording.as_mut().and_then(|recording| recording.stamps.as_mut())
+        else {
             return Ok(());
         };
         stamps.push((kind, part));

@@ -48,7 +48,9 @@ impl Recorder for Cuda {
     fn time(&mut self, recorded: &Recorded, times: usize) -> Result<Vec<f64>> {
         let gpu = Arc::clone(&self.gpu);
         let entered = gpu.context.enter()?;
-        let events = (0..=times).map(|_| Event::timed(&gpu.context)).collect::<peerlane::Result<Vec<_>>>()?;
+        let events = (0..=times)
+            .map(|_| Event::timed(&gpu.context))
+            .collect::<peerlane::Result<Vec<_>>>()?;
         events[0].record(&entered, self.stream())?;
         for event in &events[1..] {
             self.replay(recorded)?;

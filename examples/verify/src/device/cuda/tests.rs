@@ -60,7 +60,8 @@ fn a_seed_gives_the_same_weights_on_a_gpu() {
             let found: Vec<f32> = match wide {
                 true => out.iter().map(|bits| f32::from_bits(*bits)).collect(),
                 false => {
-                    let halves = out.iter_mut().flat_map(|word| [*word as u16, (*word >> 16) as u16]);
+                    let halves =
+                        out.iter_mut().flat_map(|word| [*word as u16, (*word >> 16) as u16]);
                     halves.take(wanted.len()).map(|bits| bf16::from_bits(bits).to_f32()).collect()
                 }
             };
@@ -71,7 +72,8 @@ fn a_seed_gives_the_same_weights_on_a_gpu() {
 
 #[test]
 fn rows_go_to_the_experts_that_the_host_picks() {
-    for (name, changes) in [("deepseek-v3", 0), ("kimi-k2", 0), ("small", 0), ("deepseek-v3", 300)] {
+    for (name, changes) in [("deepseek-v3", 0), ("kimi-k2", 0), ("small", 0), ("deepseek-v3", 300)]
+    {
         let mut config = Config::preset(name).unwrap();
         if changes > 0 {
             // Groups whose size is no power of two, over more lanes than a warp has.
@@ -121,7 +123,8 @@ fn rows_go_to_the_experts_that_the_host_picks() {
         run(verify_standin::standin_dispatch, &arguments);
         let mut seen = Vec::new();
         for slot in 0..slots[0] as usize {
-            let (first, end) = (slots[1 + experts + slot] as usize, slots[2 + experts + slot] as usize);
+            let (first, end) =
+                (slots[1 + experts + slot] as usize, slots[2 + experts + slot] as usize);
             assert!(first < end, "{name}: an empty slot");
             seen.extend(order[first..end].iter().map(|pair| (slots[1 + slot], *pair)));
         }
@@ -165,7 +168,10 @@ fn a_gpu_accepts_what_the_host_accepts() {
             ..Rows::default()
         };
         let (keys, out) = (address(&keys), address(&accepted));
-        run(verify_standin::standin_accept, &Accept { blocks: 1, unused: 0, batch: rows, keys, accepted: out });
+        run(
+            verify_standin::standin_accept,
+            &Accept { blocks: 1, unused: 0, batch: rows, keys, accepted: out },
+        );
         assert_eq!(accepted, batch.accepted(&chosen));
         most = most.max(accepted[2]);
     }
