@@ -12,6 +12,7 @@ pub struct Need {
     /// All weights but routed experts.
     pub common: usize,
     /// Those of them that every rank holds, once per device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub replicated: usize,
     /// The routed experts of one layer.
     pub pool: usize,

@@ -7,6 +7,8 @@ use crate::device::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{nccl::Nccl, place::Gpus, Cuda};
 use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::device::Recorder;
 use crate::measure::{self, Measured, Plan};
 #[cfg(feature = "cuda")]
 use crate::meeting::{Left, Meeting};

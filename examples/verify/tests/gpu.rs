@@ -89,7 +89,6 @@ fn said(output: &Output) -> String {
 fn passes_the_check(ranks: usize) {
     let output = runner(&format!("--check-gpu {GOLDEN} --tp {ranks} --replays 20"));
     let text = said(&output);
-    println!("{text}");
     assert!(output.status.success(), "{text}");
     assert!(text.starts_with(&format!("PASS {ranks} ranks: sums within")), "{text}");
     assert!(text.contains("verify 12 of 12 choices, tree "), "{text}");
@@ -140,7 +139,6 @@ fn report(arguments: &str) -> Value {
     let file = folder.path().join("report.json");
     let output = runner(&format!("--device cuda {arguments} --json {}", file.display()));
     assert!(output.status.success(), "{}", said(&output));
-    println!("{}", said(&output));
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
@@ -277,5 +275,4 @@ fn the_script_checks_and_measures_and_writes_a_table() {
             .contains("config.json: a pass (ms)"),
         "{text}"
     );
-    println!("{text}");
 }

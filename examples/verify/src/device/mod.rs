@@ -84,8 +84,6 @@ pub trait Device: Sized {
     fn pace(&mut self) -> Result<()> {
         Ok(())
     }
-    /// Waits on the host until all ranks that share memory with this one are here.
-    fn meet(&mut self) -> Result<()>;
     /// Time by part since the last call.
     fn take_times(&mut self) -> Result<Times>;
 
@@ -230,6 +228,8 @@ pub trait Recorder: Device {
     fn time(&mut self, recorded: &Self::Recorded, times: usize) -> Result<Vec<f64>>;
     /// Queues it once; all ranks do.
     fn replay(&mut self, recorded: &Self::Recorded) -> Result<()>;
+    /// Waits on the host until all ranks are here.
+    fn meet(&mut self) -> Result<()>;
     /// Where the time of its last replay went.
     fn times(&mut self, recorded: &Self::Recorded) -> Result<Times>;
 }

@@ -152,7 +152,7 @@ pub unsafe extern "C" fn cublasSetWorkspace_v2(
     workspace: *mut c_void,
     bytes: usize,
 ) -> Status {
-    if workspace as usize % 256 != 0 || bytes == 0 {
+    if !(workspace as usize).is_multiple_of(256) || bytes == 0 {
         return INVALID_VALUE;
     }
     // SAFETY: a handle made here.

@@ -145,10 +145,6 @@ impl Device for Cpu {
         Ok(()) // nothing is ever queued
     }
 
-    fn meet(&mut self) -> Result<()> {
-        Ok(()) // nothing that a rank does here can stand in another's way
-    }
-
     fn take_times(&mut self) -> Result<Times> {
         self.last = Instant::now();
         Ok(std::mem::take(&mut self.times))

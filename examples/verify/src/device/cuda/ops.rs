@@ -225,10 +225,6 @@ impl Device for Cuda {
         }
     }
 
-    fn meet(&mut self) -> Result<()> {
-        self.meeting.wait()
-    }
-
     fn take_times(&mut self) -> Result<Times> {
         bail!("the times of a pass on a GPU are those of its replays")
     }

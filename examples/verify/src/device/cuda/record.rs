@@ -2,7 +2,7 @@
 
 use super::launch::Stamp;
 use super::Cuda;
-use crate::device::{Device, Recorder};
+use crate::device::Recorder;
 use crate::stamp::{Kind, Part, Times};
 use anyhow::{ensure, Context as _, Result};
 use peerlane::device::cuda::{Capture, CaptureMode, Event, GraphExec, Stream};
@@ -66,6 +66,10 @@ impl Recorder for Cuda {
     fn replay(&mut self, recorded: &Recorded) -> Result<()> {
         recorded.exec.launch(&self.enter()?, self.stream())?;
         self.meet()
+    }
+
+    fn meet(&mut self) -> Result<()> {
+        self.meeting.wait()
     }
 
     fn times(&mut self, recorded: &Recorded) -> Result<Times> {
