@@ -15,6 +15,7 @@ SONAME := libpeerlane.so.$(firstword $(subst ., ,$(VERSION)))
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 FATBIN := $(TARGET)/kernels.fatbin
+VERIFY_FATBIN := $(TARGET)/verify.fatbin
 # All there is: GPU ranks run against a stand-in driver.
 TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda,peerlane-verify/cuda
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
@@ -28,8 +29,8 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build bench-verify bench-verify-build soak install uninstall bindings format clean help setup \
-  check-format check-lint check-docs check-kernels check-rust
+.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build bench-verify bench-verify-build soak install uninstall \
+  bindings format clean help setup check-format check-lint check-docs check-kernels check-rust
 
 # With ranks on GPUs where their kernels can be compiled: scripts/gpu-build says which way.
 build: ## Build libraries, tool and, where mpicc is, the Open MPI driver
@@ -56,7 +57,7 @@ test: ## Run every check and every test
 	@scripts/setup test
 	@$(MAKE) --no-print-directory check-format check-kernels rival
 	@# One fatbin serves every build below: nvcc takes minutes.
-	@PEERLANE_FATBIN=$(FATBIN) $(MAKE) --no-print-directory check-lint check-docs check-rust
+	@PEERLANE_FATBIN=$(FATBIN) PEERLANE_VERIFY_FATBIN=$(VERIFY_FATBIN) $(MAKE) --no-print-directory check-lint check-docs check-rust
 
 check-format: ## Rust and C as rustfmt and clang-format leave it
 	$(CARGO) fmt --all --check
@@ -70,7 +71,7 @@ check-docs: ## rustdoc, warnings are errors
 
 check-kernels: ## Compile the kernels for every GPU and assert on the outcome
 	@mkdir -p $(TARGET)
-	scripts/check-kernels --output $(FATBIN)
+	scripts/check-kernels --output $(FATBIN) --verify-output $(VERIFY_FATBIN)
 
 check-rust: ## cargo test, C clients included
 	$(CARGO) test --workspace --features $(TESTED)

@@ -67,7 +67,10 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     #[cfg(feature = "cuda")]
-    device::cuda::place::prepare(args.all_reduce == reduce::AllReduce::Nccl);
+    {
+        let nccl = args.all_reduce == reduce::AllReduce::Nccl;
+        device::cuda::place::prepare(nccl, args.ranks_per_gpu);
+    }
     if let Some(folder) = &args.check_gpu {
         return check(args, folder);
     }

@@ -253,6 +253,7 @@ symbols! {
     }
     optional {
         fn cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
+        fn cuGraphUpload(exec: sys::CUgraphExec, stream: sys::CUstream);
         fn cuFuncLoad(function: sys::CUfunction);
         fn cuFuncGetParamInfo(function: sys::CUfunction, index: usize, offset: *mut usize, bytes: *mut usize);
     }

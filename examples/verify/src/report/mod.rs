@@ -275,6 +275,13 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
                 .into(),
         );
     }
+    if job.plan.by == AllReduce::Nccl {
+        notes.push(
+            "Where ranks share a GPU, NCCL has at most 4 blocks a rank, unless NCCL_MAX_CTAS says otherwise: its waiting kernels \
+             must leave room for what they wait for."
+                .into(),
+        );
+    }
     if job.gpu.is_none() && job.ranks > cores() {
         notes.push(format!(
             "{} ranks share {} cores, so a rank's wait for another holds that one's computing too.",

@@ -14,10 +14,13 @@ use std::sync::Arc;
 /// Virtual ranks wait for each other on the GPU. The driver spreads a process's streams over hardware queues, 8 unless told
 /// otherwise, and kernels of streams that share a queue start one after the other: a rank's kernel could stand behind one that
 /// waits for it.
-pub fn prepare(nccl: bool) {
+///
+/// NCCL on shared GPUs gets as many blocks as peerlane has there with eight ranks on a large one: its waiting kernels must leave
+/// room for what they wait for, and a kernel of cuBLAS may need a multiprocessor to itself.
+pub fn prepare(nccl: bool, ranks_per_gpu: Option<usize>) {
     let mut wanted = vec![("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
-    if nccl {
-        wanted.push(("NCCL_MULTI_RANK_GPU_ENABLE", "1"));
+    if nccl && ranks_per_gpu != Some(1) {
+        wanted.extend([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "4")]);
     }
     for (name, value) in wanted {
         if std::env::var_os(name).is_none() {

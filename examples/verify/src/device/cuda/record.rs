@@ -42,6 +42,8 @@ impl Recorder for Cuda {
     fn recorded(&mut self) -> Result<Recorded> {
         let recording = self.recording.take().context("nothing is being recorded")?;
         let exec = recording.capture.end()?.instantiate()?;
+        exec.upload(&self.enter()?, self.stream())?;
+        self.stream.synchronize()?;
         Ok(Recorded { exec, stamps: recording.stamps.unwrap_or_default() })
     }
 
