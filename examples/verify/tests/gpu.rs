@@ -235,6 +235,25 @@ fn what_cannot_be_on_a_gpu_is_said_in_a_line() {
     }
 }
 
+/// A rank that cannot go on must not leave the others waiting.
+#[test]
+fn a_call_that_the_driver_refuses_on_one_rank_ends_the_run_with_its_error() {
+    let model = format!("--weights {GOLDEN} --tp 2 --ranks-per-gpu 2 --context 9 --sequences 1 --draft 2 --passes 2");
+    // While ranks wait for each other call by call, and while they replay.
+    for (rule, call) in
+        [("cuLaunchKernelEx:400:*", "cuLaunchKernelEx"), ("cuGraphLaunch:3:*", "cuGraphLaunch")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane-verify"));
+        command.args(["--device", "cuda"]).args(model.split(' ')).arg("--kernels").arg(fatbin());
+        command.env("FAKECUDA_FAIL", rule).env("PEERLANE_DEADLINE", "2");
+        let output = over_the_stand_ins(&mut command);
+        assert_eq!(output.status.code(), Some(1), "{rule}: {}", said(&output));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains(&format!("{call} failed: CUDA_ERROR_UNKNOWN")), "{rule}: {text}");
+        assert_eq!(text.lines().count(), 1, "{rule}: {text}");
+    }
+}
+
 /// `scripts/bench-verify` in a folder as `make bench-verify-build` fills it.
 #[test]
 fn the_script_checks_and_measures_and_writes_a_table() {

@@ -256,6 +256,13 @@ impl Cuda {
     }
 }
 
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // After an error there may be work queued that reads what goes now. It ends: waits for other ranks have a deadline.
+        let _ = self.stream.synchronize();
+    }
+}
+
 /// Bytes of the scratch whose size depends on the model.
 struct Sizes {
     turns: usize,
