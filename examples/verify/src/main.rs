@@ -22,7 +22,7 @@
 mod args;
 mod attention;
 mod batch;
-#[cfg(feature = "cuda")]
+#[cfg(any(test, feature = "cuda"))]
 mod check;
 mod config;
 mod device;

@@ -9,11 +9,13 @@
 //! | `arena` | device memory in large pieces |
 //! | `rows` | the batch on the device |
 //! | `blas`, `nccl` | libraries opened at run time |
-//! | `ops` | the operations of a pass |
+//! | `ops` | the operations of a pass; the longer ones are in `attention` and `experts` |
 //! | `record` | graphs, and where their time goes |
 
 mod arena;
+mod attention;
 mod blas;
+mod experts;
 mod gpu;
 mod launch;
 pub mod nccl;

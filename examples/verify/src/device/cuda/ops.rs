@@ -2,11 +2,7 @@
 
 use super::arena::Slice;
 use super::blas::{Matrix, Product};
-use super::launch::{
-    Accept, AddNorm, Attend, Choose, Dispatch, Down, Embed, Fill, Gate, GateUp, Latents, Merge,
-    Route, Stamp, Turn, CHUNK, INNER, OUTPUTS,
-};
-use super::rows::Limits;
+use super::launch::{Accept, AddNorm, Choose, Embed, Fill, Latents, Route, Stamp, CHUNK};
 use super::{Buffer, Chosen, Cuda, DeviceBatch, Weight, MOST_STAMPS};
 use crate::batch::Batch;
 use crate::device::{Device, Experts, Routed};
@@ -49,18 +45,25 @@ fn alone(ptr: u64, row: usize) -> Matrix {
 }
 
 /// Blocks of a kernel that strides over `count` elements, `each` by a block.
-fn striding(count: usize, each: usize) -> u32 {
+pub(super) fn striding(count: usize, each: usize) -> u32 {
     count.div_ceil(each).clamp(1, 4096) as u32
 }
 
 impl Cuda {
-    fn multiply(&self, product: &Product) -> Result<()> {
+    pub(super) fn multiply(&self, product: &Product) -> Result<()> {
         // SAFETY: as for launches: slices of this rank's, or of weights that it holds, as large as the shapes say.
         unsafe { self.products.multiply(&self.enter()?, product) }
     }
 
     /// `out = x w^T`, where rows of `w` are the outputs.
-    fn product(&self, x: u64, w: &Weight, out: u64, rows: usize, wide: bool) -> Result<()> {
+    pub(super) fn product(
+        &self,
+        x: u64,
+        w: &Weight,
+        out: u64,
+        rows: usize,
+        wide: bool,
+    ) -> Result<()> {
         self.multiply(&Product {
             rows,
             inner: w.columns,
@@ -109,7 +112,7 @@ impl Cuda {
         Ok(unsafe { over.comm.all_reduce_cuda(data, data, count, dtype, op, stream, None) }?)
     }
 
-    fn check(&self, buffer: &Buffer, elements: usize) -> Result<()> {
+    pub(super) fn check(&self, buffer: &Buffer, elements: usize) -> Result<()> {
         let held = buffer.memory.bytes() / size(buffer.wide);
         ensure!(elements <= held, "{elements} elements of a buffer of {held}");
         Ok(())
@@ -317,35 +320,7 @@ impl Device for Cuda {
         batch: &DeviceBatch,
         out: &mut Buffer,
     ) -> Result<()> {
-        let dims = &self.dims;
-        let (heads, plain, latent) = (dims.heads, dims.plain, dims.kv_latent);
-        let (from, to) = (plain + dims.rotary, dims.cache_width());
-        self.check(q, batch.rows * heads * from)?;
-        self.check(out, batch.rows * heads * to)?;
-        self.multiply(&Product {
-            rows: batch.rows,
-            inner: plain,
-            columns: latent,
-            left: Matrix { ptr: q.memory.ptr(), row: heads * from, step: from },
-            right: Matrix { ptr: key_up.memory.ptr(), row: latent, step: plain * latent },
-            transposed: false,
-            out: Matrix { ptr: out.memory.ptr(), row: heads * to, step: to },
-            wide: false,
-            count: heads,
-        })?;
-        let arguments = Turn {
-            blocks: batch.at.rows,
-            heads: heads as u32,
-            plain: plain as u32,
-            rotary: dims.rotary as u32,
-            latent: latent as u32,
-            unused: 0,
-            batch: batch.at,
-            q: q.memory.ptr(),
-            turns: self.scratch.turns.ptr(),
-            out: out.memory.ptr(),
-        };
-        self.launch(&self.gpu.kernels.turn, &arguments)
+        self.queries_of(q, key_up, batch, out)
     }
 
     fn attend(
@@ -355,47 +330,7 @@ impl Device for Cuda {
         batch: &DeviceBatch,
         out: &mut Buffer,
     ) -> Result<()> {
-        let dims = &self.dims;
-        let tiles = Limits::tiles(batch.block, dims.heads);
-        let blocks = batch.sequences * tiles * batch.chunks;
-        let most = self.limits.sequences
-            * Limits::tiles(self.limits.block, dims.heads)
-            * Limits::chunks(self.limits.length);
-        ensure!(blocks <= most, "attention in {blocks} blocks, but room for {most}");
-        let arguments = Attend {
-            blocks: blocks as u32,
-            heads: dims.heads as u32,
-            latent: dims.kv_latent as u32,
-            width: dims.cache_width() as u32,
-            tiles: tiles as u32,
-            chunks: batch.chunks as u32,
-            batch: batch.at,
-            queries: queries.memory.ptr(),
-            cache: cache.memory.ptr(),
-            parts: self.scratch.parts.ptr(),
-            stats: self.scratch.stats.ptr(),
-            out: out.memory.ptr(),
-            scale: dims.softmax_scale,
-            unused: 0,
-        };
-        self.launch(&self.gpu.kernels.attend, &arguments)?;
-        let merge = Merge {
-            blocks: (batch.rows * dims.heads) as u32,
-            heads: arguments.heads,
-            latent: arguments.latent,
-            width: arguments.width,
-            tiles: arguments.tiles,
-            chunks: arguments.chunks,
-            batch: arguments.batch,
-            queries: arguments.queries,
-            cache: arguments.cache,
-            parts: arguments.parts,
-            stats: arguments.stats,
-            out: arguments.out,
-            scale: arguments.scale,
-            unused: 0,
-        };
-        self.launch(&self.gpu.kernels.merge, &merge)
+        self.attend_to(queries, cache, batch, out)
     }
 
     fn values(
@@ -449,65 +384,7 @@ impl Device for Cuda {
         out: &mut Buffer,
         rows: usize,
     ) -> Result<()> {
-        let (scratch, kernels) = (&self.scratch, &self.gpu.kernels);
-        let (x, out) = (x.memory.ptr(), out.memory.ptr());
-        ensure!(rows <= self.limits.rows, "{rows} rows, but room for {}", self.limits.rows);
-        self.product(x, &always.gate_up, scratch.factors.ptr(), rows, false)?;
-        let width = always.width;
-        let gate = Gate {
-            blocks: striding(rows * width, 256),
-            rows: rows as u32,
-            width: width as u32,
-            unused: 0,
-            input: scratch.factors.ptr(),
-            out: scratch.product.ptr(),
-        };
-        self.launch(&kernels.gate, &gate)?;
-        self.product(scratch.product.ptr(), &always.down, out, rows, false)?;
-
-        let Some((pool, routing)) = routed else { return Ok(()) };
-        let (experts, kept, hidden) = (pool.count, self.dims.experts_per_token, self.dims.hidden);
-        let pairs = rows * kept;
-        let dispatch = Dispatch {
-            blocks: 1,
-            experts: experts as u32,
-            pairs: pairs as u32,
-            unused: 0,
-            chosen: routing.experts.ptr(),
-            slots: scratch.slots.ptr(),
-            order: scratch.order.ptr(),
-        };
-        self.launch(&kernels.dispatch, &dispatch)?;
-        let tiles = pool.width.div_ceil(INNER);
-        let gate_up = GateUp {
-            blocks: (pairs.min(experts) * tiles) as u32,
-            tiles: tiles as u32,
-            hidden: hidden as u32,
-            width: pool.width as u32,
-            kept: kept as u32,
-            experts: experts as u32,
-            x,
-            weights: pool.gate_up.memory.ptr(),
-            slots: scratch.slots.ptr(),
-            order: scratch.order.ptr(),
-            out: scratch.inner.ptr(),
-        };
-        self.launch(&kernels.gate_up, &gate_up)?;
-        let tiles = hidden.div_ceil(OUTPUTS);
-        let down = Down {
-            blocks: (rows * tiles) as u32,
-            tiles: tiles as u32,
-            hidden: hidden as u32,
-            width: pool.width as u32,
-            kept: kept as u32,
-            unused: 0,
-            inner: scratch.inner.ptr(),
-            weights: pool.down.memory.ptr(),
-            chosen: routing.experts.ptr(),
-            scales: routing.weights.ptr(),
-            out,
-        };
-        self.launch(&kernels.down, &down)
+        self.run_experts(x, always, routed, out, rows)
     }
 
     fn choose(
