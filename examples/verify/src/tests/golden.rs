@@ -46,6 +46,10 @@ impl Golden {
         self.0.floats(name).unwrap()
     }
 
+    pub fn of_sequences(&self, name: impl Fn(usize) -> String) -> Vec<f32> {
+        self.0.of_sequences(name).unwrap()
+    }
+
     fn tokens(&self, name: &str) -> Vec<u32> {
         self.0.tokens(name).unwrap()
     }
