@@ -229,12 +229,20 @@ peerlane_status peerlane_comm_explain(peerlane_comm_t comm, size_t bytes, peerla
                                       size_t capacity, size_t* length);
 
 /* Writes what creation has measured of the lane between the ranks (PEERLANE_PROBE), or an earlier creation since boot,
- * as one line of JSON, the same on all ranks; an empty text if nothing was measured. Its keys: "lane"          "vmm",
- * "ipc", "host", or "cpu" "islands"       the ranks of each island "latency_ns"    a row per rank: nanoseconds that a
- * word takes to each other rank and into a poll there; null where no schedule has an edge "rates"         objects of
- * "access" ("store" or "load"), "scope" ("within" islands or "across"), "fan_out" (ranks at once), "together" (all
- * ranks at the same time, or each alone), "gb_per_s" (10^9 bytes of payload a second and rank, the median),
- * "worst_gb_per_s" and "worst_rank" "bytes"         to or from each rank in a round "milliseconds"  that measuring took
+ * as one line of JSON, the same on all ranks; an empty text if nothing was measured. Its keys:
+ *
+ * - "lane": "vmm", "ipc", "host", or "cpu";
+ * - "islands": the ranks of each island;
+ * - "latency_ns": a row per rank, nanoseconds that a word takes to each other rank and into a poll there; null where no
+ *   schedule has an edge;
+ * - "rates": objects of "access" ("store" or "load"), "scope" ("within" islands or "across"), "fan_out" (ranks at
+ *   once), "together" (all ranks at the same time, or each alone), "gb_per_s" (10^9 bytes of payload a second and
+ *   rank, the median), "worst_gb_per_s" and "worst_rank";
+ * - "pairs": objects of "access", "rank" (who stores or loads), "memory" (the rank whose memory it is) and "gb_per_s",
+ *   each pair by itself; every edge with PEERLANE_PROBE=pairs, else one per rank and scope;
+ * - "bytes": to or from each rank in a round;
+ * - "milliseconds": that measuring took.
+ *
  * `buffer`, `capacity` and `length` are as in peerlane_comm_explain. */
 peerlane_status peerlane_comm_probe(peerlane_comm_t comm, char* buffer, size_t capacity, size_t* length);
 

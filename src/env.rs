@@ -36,8 +36,11 @@ pub struct Env {
     /// `PEERLANE_KERNELS`: a fatbin to load in place of the one that is built in, as `nvcc -fatbin cuda/kernels.cu` makes it
     /// from the same source: for a GPU newer than the build, or a build without nvcc.
     pub kernels: Option<PathBuf>,
-    /// `PEERLANE_PROBE`: `auto` (default), `off` or `always`; whether creation measures the lane, see [`ProbeMode`].
+    /// `PEERLANE_PROBE`: `auto` (default), `off`, `always` or `pairs`; whether creation measures the lane, see [`ProbeMode`].
     pub probe: Option<ProbeMode>,
+    /// `PEERLANE_NUMA`: `0` leaves host memory and the library's own threads where the kernel puts them; default near the
+    /// rank's GPU.
+    pub numa: Option<bool>,
     /// `PEERLANE_CACHE_DIR`: where verdicts on lanes are kept; default `$XDG_CACHE_HOME/peerlane`, else
     /// `$HOME/.cache/peerlane`.
     pub cache_dir: Option<PathBuf>,
@@ -137,6 +140,7 @@ impl Env {
             lane: parsed("PEERLANE_LANE", text("PEERLANE_LANE"), from_str)?,
             kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
             probe: parsed("PEERLANE_PROBE", text("PEERLANE_PROBE"), from_str)?,
+            numa: parsed("PEERLANE_NUMA", text("PEERLANE_NUMA"), parse_flag)?,
             cache_dir: text("PEERLANE_CACHE_DIR").map(PathBuf::from),
             xdg_cache_home: text("XDG_CACHE_HOME").map(PathBuf::from),
             home: text("HOME").map(PathBuf::from),
@@ -264,6 +268,7 @@ mod tests {
             ("PEERLANE_LANE", "nvlink"),
             ("PEERLANE_PROBE", "perhaps"),
             ("PEERLANE_CHECK", "yes"),
+            ("PEERLANE_NUMA", "2"),
             ("PEERLANE_DISABLE", "on"),
             ("PEERLANE_NCCL_BYTES", "8:1M,2:4M"),
             ("PEERLANE_NCCL_BYTES", "two:1M"),

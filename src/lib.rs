@@ -24,6 +24,8 @@ pub mod lane;
 #[allow(missing_docs)]
 pub mod launch;
 pub mod log;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+mod placement;
 pub mod plan;
 pub mod probe;
 pub mod schedule;

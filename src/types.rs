@@ -181,6 +181,8 @@ named_enum! {
         Off = 1, "off";
         /// At every creation, on any device, lanes once found broken included.
         Always = 2, "always";
+        /// The same, and every pair of ranks by itself: what `peerlane doctor --live` does.
+        Pairs = 3, "pairs";
     }
 }
 

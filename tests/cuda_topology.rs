@@ -102,3 +102,74 @@ fn a_gpu_that_the_description_does_not_know_leaves_one_island_and_another_box_is
         }
     });
 }
+
+/// The CPUs that this process may use.
+fn allowed(status: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(status).ok()?;
+    text.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).map(|l| l.trim().to_owned())
+}
+
+/// The CPUs of every thread of this process whose name begins with `name`, in order.
+fn cpus_of_threads(name: &str) -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let named = |task: &std::path::PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.starts_with(name))
+    };
+    let mut all: Vec<String> =
+        tasks.filter(named).filter_map(|task| allowed(&task.join("status"))).collect();
+    all.sort();
+    all
+}
+
+/// The policies under which the kernel takes pages for mappings of slabs; empty where it does not say.
+fn policies() -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
+    let slabs = maps.lines().filter(|line| line.contains("peerlane-slab"));
+    slabs.filter_map(|line| line.split(' ').nth(1)).map(str::to_owned).collect()
+}
+
+#[test]
+fn host_memory_and_own_threads_stay_near_the_gpu_unless_told_otherwise() {
+    let name = "host_memory_and_own_threads_stay_near_the_gpu_unless_told_otherwise";
+    in_child(name, &[KERNELS, ("FAKECUDA_DEVICES", "4")], || {
+        let mine = allowed(Path::new("/proc/self/status")).unwrap();
+        let ends = mine.split([',', '-']).collect::<Vec<_>>();
+        let (first, last) = (ends[0], ends[ends.len() - 1]);
+        // GPUs 0 and 1 are near the first CPU of this process, GPUs 2 and 3 near the last; node 0 is the only one there is
+        // anywhere.
+        let fake = two_sockets("placement");
+        for number in 0..4u8 {
+            let (host, bus) = (if number < 2 { 0x00 } else { 0x80 }, 0x10 + number);
+            let port = number % 2 + 1;
+            let directory = format!(
+                "sys/devices/pci0000:{host:02x}/0000:{host:02x}:{port:02x}.0/0000:{bus:02x}:00.0"
+            );
+            fake.put(&format!("{directory}/numa_node"), "0\n");
+            let near = if number < 2 { first } else { last };
+            fake.put(&format!("{directory}/local_cpulist"), format!("{near},9000\n"));
+        }
+        let near = Config { topology: Some(fake.root), lane: peerlane::Lane::Host, ..config(4) };
+        let anywhere = Config { numa: false, ..near.clone() };
+        let before = cpus_of_threads("");
+        for (config, watch, policy) in [
+            (&near, [first, first, last, last], "prefer:0"),
+            (&anywhere, [mine.as_str(); 4], "default"),
+        ] {
+            let comms: Vec<_> =
+                create(4, config, |rank| rank as u32).into_iter().map(Result::unwrap).collect();
+            assert_eq!(cpus_of_threads("peerlane-watch"), watch);
+            let found = policies();
+            match found.is_empty() {
+                true => println!("skipped: this kernel shows no policies of pages"),
+                false => assert!(found.iter().all(|p| p == policy), "{policy}: {found:?}"),
+            }
+            let text = comms[3].explain(1024, DType::F32).unwrap();
+            let said = format!("host memory on NUMA node 0, own threads on 1 CPUs of {last}");
+            assert_eq!(text.contains(&said), config.numa, "{text}");
+        }
+        // Nobody else's thread has moved.
+        assert!(before.iter().all(|cpus| *cpus == mine), "{before:?}");
+        assert_eq!(allowed(Path::new("/proc/thread-self/status")).unwrap(), mine);
+        assert!(cpus_of_threads("fakecuda").iter().all(|cpus| *cpus == mine));
+    });
+}

@@ -414,7 +414,7 @@ fn what_a_capture_forbids_is_an_error_and_set_up_can_be_exempted() {
             let _relaxed = RelaxedThread::new(&entered).unwrap();
             let memory = DeviceMemory::new(&context, 64).unwrap();
             memory.zero(&setup).unwrap();
-            HostMemory::new(&context, 64).unwrap();
+            HostMemory::new(&context, 64, None).unwrap();
             VmmMemory::new(&context, 64).unwrap();
             adder(&context);
         }
@@ -484,7 +484,7 @@ fn host_memory_is_one_for_gpu_and_host_and_every_holder_of_the_descriptor() {
     in_child("host_memory_is_one_for_gpu_and_host_and_every_holder_of_the_descriptor", &[], || {
         let (a, b) = (device(0), device(1));
         let add = adder(&a);
-        let memory = HostMemory::new(&a, 100).unwrap();
+        let memory = HostMemory::new(&a, 100, None).unwrap();
         assert_eq!(memory.bytes(), 4096);
         let fd = memory.pages().export().unwrap();
         let peer = HostMemory::import(&b, fd.as_fd(), memory.bytes()).unwrap();
@@ -509,7 +509,7 @@ fn host_memory_is_one_for_gpu_and_host_and_every_holder_of_the_descriptor() {
 fn a_gpu_that_cannot_map_host_memory_has_no_host_staged_lane() {
     let env = [("FAKECUDA_NO_HOST_MAP", "1")];
     in_child("a_gpu_that_cannot_map_host_memory_has_no_host_staged_lane", &env, || {
-        let error = HostMemory::new(&device(0), 1).unwrap_err();
+        let error = HostMemory::new(&device(0), 1, None).unwrap_err();
         assert!(matches!(error, Error::Unsupported(_)), "{error}");
     });
 }
@@ -538,7 +538,7 @@ fn everything() -> peerlane::Result<()> {
     stream.synchronize().inspect_err(|_| stream.synchronize().unwrap())?;
     let ipc = IpcMemory::new(&context, 1)?;
     ipc.export([])?;
-    HostMemory::new(&context, 1)?;
+    HostMemory::new(&context, 1, None)?;
     let module = Module::load(&context, b"image", BUILT_WITH)?;
     let add = module.function::<Add>("add")?;
     add.blocks_per_sm(128, 0)?;

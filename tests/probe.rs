@@ -66,6 +66,22 @@ fn a_probe_measures_every_pair_and_every_kind_alike_on_all_ranks() {
 }
 
 #[test]
+fn every_edge_is_measured_by_itself_if_asked_for() {
+    let islands = Islands::parse(4, "0-1,2-3").unwrap();
+    let config = Config { islands: Some(islands), ..config(4, ProbeMode::Pairs) };
+    let all = reports(4, &config);
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
+    let report = all[0].clone().unwrap();
+    for access in [Access::Store, Access::Load] {
+        for (a, b) in (0..4).flat_map(|a| (0..4).map(move |b| (a, b))) {
+            assert_eq!(report.pair(access, a, b).is_some_and(|rate| rate > 0.0), a != b, "{a} {b}");
+        }
+    }
+    assert_eq!(report.pairs.len(), 2 * 4 * 3);
+    assert!(!report.rates.is_empty());
+}
+
+#[test]
 fn nobody_pays_for_a_probe_that_was_not_asked_for() {
     for probe in [ProbeMode::Auto, ProbeMode::Off] {
         assert_eq!(reports(2, &config(2, probe)), [None, None]);

@@ -11,6 +11,7 @@ use super::watch::{start, Watch};
 use super::wire::{decode, encode, Message, Process, Steps, MAX_CONTRIBUTION, MAX_FDS};
 use super::UniqueId;
 use crate::error::{Error, Result};
+use crate::placement::Placement;
 use crate::thread::without_signals;
 use crate::types::MAX_RANKS;
 use serde::de::DeserializeOwned;
@@ -61,6 +62,8 @@ pub struct Mesh {
     stage: &'static str,
     failed: Option<Error>,
     owner: Owner,
+    /// Where threads of this rank belong.
+    placement: Placement,
 }
 
 impl Mesh {
@@ -100,6 +103,7 @@ impl Mesh {
             stage: rendezvous::LINKS,
             failed: None,
             owner: Owner::current(),
+            placement: Placement::default(),
         };
         mesh.vote(rendezvous::LINKS, met.outcome)?;
         Ok(mesh)
@@ -192,6 +196,17 @@ impl Mesh {
         Ok(received)
     }
 
+    /// Keeps threads that this rank starts from now on to `placement`.
+    pub(crate) fn settle(&mut self, placement: Placement) {
+        self.placement = placement;
+    }
+
+    /// Where this rank belongs.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     /// Does `work` while a thread looks out for ranks that end meanwhile, and calls `on_end` with the first. Work that
     /// waits for the other ranks, and that `on_end` can stop, so ends when they do and not at its deadline. What the end
     /// means for set-up is for the next vote to say.
@@ -223,10 +238,12 @@ impl Mesh {
             Ok(stop) => stop,
             Err(error) => return self.vote(stage, Err(error.clone())).and(Err(error)),
         };
+        let placement = &self.placement.clone();
         std::thread::scope(|scope| {
             let stop = &stop;
             // The peers' descriptors stay open: `work` has the mesh only on loan.
             let look_out = move || {
+                placement.keep_thread();
                 fds.push(readable(stop.as_raw_fd()));
                 let last = fds.len() - 1;
                 if wait(&mut fds, None).is_ok() && fds[last].revents == 0 {
@@ -267,7 +284,8 @@ impl Mesh {
         look: Option<Box<dyn Fn() -> Option<Error> + Send>>,
     ) -> Result<Watch> {
         const STAGE: &str = "watch";
-        match start(self.rank, on_failure, on_goodbye, look) {
+        let placement = std::mem::take(&mut self.placement);
+        match start(self.rank, placement, on_failure, on_goodbye, look) {
             Ok(starting) => {
                 self.vote(STAGE, Ok(()))?;
                 let peers = std::mem::take(&mut self.peers);

@@ -9,6 +9,7 @@ use super::mesh::Peer;
 use super::socket::{after, eventfd, explain, notify, readable, wait};
 use super::wire::{encode, Message, Process, Steps, CHANNELS};
 use crate::error::{Error, Result};
+use crate::placement::Placement;
 use crate::thread::Background;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +109,7 @@ pub(super) struct Starting {
 /// Gets hold of everything that can be lacking, so that the ranks can vote on it before set-up ends.
 pub(super) fn start(
     rank: usize,
+    placement: Placement,
     on_failure: OnFailure,
     on_goodbye: OnGoodbye,
     look: Option<Look>,
@@ -115,6 +117,7 @@ pub(super) fn start(
     let stop = eventfd().map_err(|e| explain("eventfd", &e))?;
     let (send, receive) = sync_channel::<(Arc<Shared>, Vec<Process>)>(1);
     let work = move || {
+        placement.keep_thread();
         if let Ok((shared, members)) = receive.recv() {
             let (on_failure, on_goodbye, look) = (&on_failure, &on_goodbye, &look);
             Watcher { shared: &shared, members: &members, on_failure, on_goodbye, look }.run();
@@ -355,8 +358,14 @@ mod tests {
             note.send((rank, steps)).unwrap();
             None
         };
-        let starting =
-            start(1, Box::new(move |e| send.send(e).unwrap()), Box::new(on_goodbye), None).unwrap();
+        let starting = start(
+            1,
+            Placement::default(),
+            Box::new(move |e| send.send(e).unwrap()),
+            Box::new(on_goodbye),
+            None,
+        )
+        .unwrap();
         let members = vec![Process::current().unwrap(); 2];
         let watch = starting.go(vec![Some(Peer { link: mine, pidfd: None }), None], members);
         (theirs, watch, errors, goodbyes)

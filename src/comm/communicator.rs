@@ -187,6 +187,12 @@ impl Communicator {
         self.inner.engine.report()
     }
 
+    /// Why its ranks run over the lane they run over: edges without peer access, and what other lanes were found to be. Empty
+    /// where the first lane works, and on the CPU.
+    pub fn lane_notes(&self) -> &[String] {
+        self.inner.engine.lane_notes()
+    }
+
     /// What it did so far.
     pub fn stats(&self) -> Stats {
         self.inner.counters.read(self.inner.plans.tree().hash64())

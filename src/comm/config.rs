@@ -18,7 +18,7 @@ const CPU_SLAB: u64 = 16 << 20;
 const CUDA_SLAB: u64 = 32 << 20;
 const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 
-/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths and the deadlines;
+/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths, the placement and the deadlines;
 /// creation checks that and names the rank that differs.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -57,6 +57,8 @@ pub struct Config {
     pub probe: ProbeMode,
     /// Where verdicts on lanes are kept from one communicator to the next; `None` keeps nothing. Rank 0's counts.
     pub cache_dir: Option<PathBuf>,
+    /// On GPUs: host memory on the GPU's NUMA node, and the library's own threads on CPUs near it.
+    pub numa: bool,
     /// Where rendezvous sockets live, for ids made on behalf of this configuration.
     pub run_dir: Option<PathBuf>,
 }
@@ -89,6 +91,7 @@ impl Config {
             kernels: env.kernels.clone(),
             probe: env.probe.unwrap_or(ProbeMode::Auto),
             cache_dir: probe::default_dir(env),
+            numa: env.numa.unwrap_or(true),
             run_dir: env.run_dir.clone(),
         })
     }

@@ -71,7 +71,9 @@ impl Communicator {
         let look = Look::new(config, rank);
         let place = look.as_ref().map(Look::place).map_err(Clone::clone);
         let places = mesh.all_gather("describe the box", place)?;
-        let seen = look?.locate(&places);
+        let look = look?;
+        mesh.settle(look.placement(config));
+        let seen = look.locate(&places);
         let all = mesh.all_gather("agree on the configuration", config.settle(n, seen.as_ref()))?;
         Agreed::compare(&all)?;
         let (mut plans, engine, fault) = engine::set_up(&mut mesh, all[rank].clone(), config)?;

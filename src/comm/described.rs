@@ -3,6 +3,7 @@
 use super::config::Config;
 use crate::error::{Error, Result};
 use crate::log::log;
+use crate::placement::Placement;
 use crate::plan::{Model, NOMINAL};
 use crate::schedule::Islands;
 use crate::topology::{self, Address, Files, Topology};
@@ -52,6 +53,22 @@ impl Look {
         Ok(Look { topology: Some(named.unwrap_or(shown)), place })
     }
 
+    /// Where this rank's host memory and threads belong, if it runs on a GPU that is described.
+    pub fn placement(&self, config: &Config) -> Placement {
+        let gpu = || {
+            let topology = self.topology.as_ref()?;
+            let gpu = &topology.gpus[at(topology, self.place.as_deref()?)?];
+            let node = topology.nodes.iter().find(|node| Some(node.id) == gpu.node);
+            let of_node = node.map_or("", |node| node.cpus.as_str());
+            let cpus = if gpu.cpus.is_empty() { of_node } else { &gpu.cpus };
+            Some(Placement::new(gpu.node, cpus))
+        };
+        match config.device {
+            Device::Cuda { .. } if config.numa => gpu().unwrap_or_default(),
+            _ => Placement::default(),
+        }
+    }
+
     /// What the other ranks are told.
     pub fn place(&self) -> Option<String> {
         self.place.clone()
@@ -60,14 +77,8 @@ impl Look {
     /// All ranks on the description; `None` where one of them has no place on it.
     pub fn locate(self, places: &[Option<String>]) -> Option<Seen> {
         let topology = self.topology?;
-        let at = |place: &Option<String>| -> Option<usize> {
-            let place = place.as_deref()?;
-            match place.strip_prefix("GPU") {
-                Some(number) => number.parse().ok().filter(|at| *at < topology.gpus.len()),
-                None => topology.at(Address::parse(place)?),
-            }
-        };
-        let gpu_of = places.iter().map(at).collect::<Option<Vec<usize>>>();
+        let gpu = |place: &Option<String>| at(&topology, place.as_deref()?);
+        let gpu_of = places.iter().map(gpu).collect::<Option<Vec<usize>>>();
         if gpu_of.is_none() {
             log!(
                 Info,
@@ -76,6 +87,14 @@ impl Look {
             );
         }
         gpu_of.map(|gpu_of| Seen { topology, gpu_of })
+    }
+}
+
+/// The GPU at a place.
+fn at(topology: &Topology, place: &str) -> Option<usize> {
+    match place.strip_prefix("GPU") {
+        Some(number) => number.parse().ok().filter(|at| *at < topology.gpus.len()),
+        None => topology.at(Address::parse(place)?),
     }
 }
 

@@ -46,6 +46,15 @@ impl Engine {
         }
     }
 
+    /// Why the ranks run over the lane they run over.
+    pub fn lane_notes(&self) -> &[String] {
+        match self {
+            Engine::Cpu(_) => &[],
+            #[cfg(feature = "cuda")]
+            Engine::Cuda(gpu) => gpu.lane_notes(),
+        }
+    }
+
     /// What the probe found, if creation measured or remembers it.
     pub fn report(&self) -> Option<&ProbeReport> {
         match self {
@@ -190,7 +199,7 @@ fn set_up_cpu(
     })?;
     agree(mesh, "test the lane", tested)?.map_err(|failed| failed.error)?;
     let report = match plans.agreed().probe {
-        ProbeMode::Always => measure(mesh, &plans, &layout, &mut host, &fault)?,
+        ProbeMode::Always | ProbeMode::Pairs => measure(mesh, &plans, &layout, &mut host, &fault)?,
         // There is no lane to choose, and thousands of communicators need not know.
         ProbeMode::Auto | ProbeMode::Off => None,
     };
@@ -225,7 +234,9 @@ fn measure(
     let any = plans.all().first().ok_or_else(|| Error::Internal("a rank without plans".into()))?;
     // Every rank has mapped the slabs of all.
     let reach = ((1u32 << mesh.size()) - 1) & !(1 << mesh.rank());
-    let setting = probe::Setting { lane: "cpu", islands: plans.islands(), layout, reach };
+    let every_pair = plans.agreed().probe == ProbeMode::Pairs;
+    let setting =
+        probe::Setting { lane: "cpu", islands: plans.islands(), layout, reach, every_pair };
     let measured = probe::measure(mesh, &setting, &mut Cpu(host, any, layout), fault)?;
     measured.map_err(|failed| failed.error)
 }

@@ -8,7 +8,7 @@ use crate::bootstrap::Mesh;
 use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::launch::*;
-use crate::probe::{steps, Access, Kind, ProbeReport, Rate, Step};
+use crate::probe::{steps, Access, Kind, PairRate, ProbeReport, Rate, Step};
 use crate::schedule::Islands;
 use crate::types::Protocol;
 use std::time::Instant;
@@ -100,6 +100,8 @@ pub(super) struct Setting<'a> {
     pub layout: &'a Layout,
     /// The ranks whose slabs this one has mapped, a bit per rank.
     pub reach: u32,
+    /// Whether each edge is measured by itself too.
+    pub every_pair: bool,
 }
 
 /// Measures everything, collectively. The inner error is the lane's: it lost, changed or held up what was written, and all
@@ -119,7 +121,7 @@ pub(super) fn measure(
     // A tag that occurs in no slab yet: drawn by all ranks, so that none of them has to be trusted with it.
     let tag = all.iter().fold(0, |tag, (.., nonce)| tag ^ nonce) << 16;
     let bytes = Place::new(setting.layout).slot_bytes.min(MOST_BYTES);
-    let steps = steps(setting.islands, &reach);
+    let steps = steps(setting.islands, &reach, setting.every_pair);
     if steps.is_empty() {
         return Ok(Ok(None));
     }
@@ -129,7 +131,7 @@ pub(super) fn measure(
     let measured = mesh.guard("begin the probe", ended, |mesh| {
         shoot(mesh, &steps, blocks, bytes, tag, prober)
     })??;
-    let (latency_ns, rates) = match measured {
+    let Measured { latency_ns, rates, pairs } = match measured {
         Ok(measured) => measured,
         Err(failed) => return Ok(Err(failed)),
     };
@@ -139,15 +141,22 @@ pub(super) fn measure(
         islands: setting.islands.groups().to_vec(),
         latency_ns,
         rates: rates.into_iter().filter_map(|(kind, values)| rate(kind, values)).collect(),
+        pairs,
         bytes,
         milliseconds: took[0],
     })))
 }
 
-/// By rank and peer, the nanoseconds of a hop.
-type Latencies = Vec<Vec<Option<f32>>>;
 /// By kind, what each busy rank measured.
 type Rates = Vec<(Kind, Vec<(f32, u8)>)>;
+
+/// What the steps have found.
+struct Measured {
+    /// By rank and peer, the nanoseconds of a hop.
+    latency_ns: Vec<Vec<Option<f32>>>,
+    rates: Rates,
+    pairs: Vec<PairRate>,
+}
 
 /// Takes all steps in turn.
 fn shoot(
@@ -157,10 +166,11 @@ fn shoot(
     bytes: u64,
     mut tag: u64,
     prober: &mut dyn Prober,
-) -> Result<Outcome<(Latencies, Rates)>> {
+) -> Result<Outcome<Measured>> {
     let (n, rank) = (mesh.size(), mesh.rank());
     let mut latency_ns = vec![vec![None; n]; n];
     let mut rates: Rates = Vec::new();
+    let mut pairs = Vec::new();
     for step in steps {
         let shot = shot(step, rank, blocks, bytes, tag);
         tag = tag.wrapping_add(1 << 8);
@@ -173,6 +183,10 @@ fn shoot(
             Ok(all) => all,
             Err(failed) => return Ok(Err(failed)),
         };
+        if let Some((access, rank, memory)) = step.pair() {
+            let gb_per_s = all[rank];
+            pairs.push(PairRate { access, rank: rank as u8, memory: memory as u8, gb_per_s });
+        }
         let busy = (0..n).filter(|&r| step.to[r] != 0);
         match step.kind {
             Kind::Latency => busy.for_each(|a| {
@@ -180,6 +194,7 @@ fn shoot(
                 // One clock for both: that of the rank which began.
                 latency_ns[a][b] = Some(all[a.min(b)]);
             }),
+            Kind::Pair { .. } => {}
             kind => {
                 let values = busy.map(|r| (all[r], r as u8));
                 match rates.iter_mut().find(|(of, _)| *of == kind) {
@@ -189,14 +204,16 @@ fn shoot(
             }
         }
     }
-    Ok(Ok((latency_ns, rates)))
+    Ok(Ok(Measured { latency_ns, rates, pairs }))
 }
 
 fn shot(step: &Step, rank: usize, blocks: u32, bytes: u64, tag: u64) -> Shot {
     let (what, rounds, blocks) = match step.kind {
         Kind::Latency => (PL_PROBE_LATENCY, LATENCY_ROUNDS, 1),
-        Kind::Rate { access: Access::Store, .. } => (PL_PROBE_STORE, RATE_ROUNDS, blocks),
-        Kind::Rate { access: Access::Load, .. } => (PL_PROBE_LOAD, RATE_ROUNDS, blocks),
+        Kind::Rate { access, .. } | Kind::Pair { access } => match access {
+            Access::Store => (PL_PROBE_STORE, RATE_ROUNDS, blocks),
+            Access::Load => (PL_PROBE_LOAD, RATE_ROUNDS, blocks),
+        },
     };
     Shot { what, rounds, blocks, bytes, tag, to: step.to[rank], from: step.from(rank) }
 }

@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Changes with the format of the file.
-const MAGIC: [u8; 8] = *b"plprobe1";
+const MAGIC: [u8; 8] = *b"plprobe2";
 /// Far above what 16 ranks need.
 const MOST_BYTES: u64 = 1 << 20;
 

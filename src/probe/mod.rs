@@ -25,7 +25,7 @@ pub(crate) use cache::default_dir;
 pub(crate) use cache::Cache;
 #[cfg(feature = "cuda")]
 pub(crate) use machine::{boot_id, nvidia_driver};
-pub use report::{Access, ProbeReport, Rate, Scope};
+pub use report::{Access, PairRate, ProbeReport, Rate, Scope};
 pub(crate) use steps::{steps, Kind, Step};
 #[cfg(feature = "cuda")]
 pub(crate) use verdict::{LaneVerdict, Verdicts};

@@ -40,6 +40,19 @@ pub struct Rate {
     pub worst_rank: u8,
 }
 
+/// How fast one rank stores into the slab of another, or loads from it, while nobody else does anything.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PairRate {
+    /// Stores or loads.
+    pub access: Access,
+    /// Who stores or loads.
+    pub rank: u8,
+    /// Whose memory it is.
+    pub memory: u8,
+    /// Gigabytes (10^9) per second of payload.
+    pub gb_per_s: f32,
+}
+
 /// What the lane between the ranks of a communicator does, as measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeReport {
@@ -52,6 +65,8 @@ pub struct ProbeReport {
     pub latency_ns: Vec<Vec<Option<f32>>>,
     /// Stores and loads, alone and together.
     pub rates: Vec<Rate>,
+    /// Pairs by themselves: every edge with [`ProbeMode::Pairs`](crate::ProbeMode), else one peer per rank and scope.
+    pub pairs: Vec<PairRate>,
     /// Bytes that a rank moved to or from each peer in one round.
     pub bytes: u64,
     /// Milliseconds that it took to measure all this.
@@ -83,6 +98,14 @@ impl ProbeReport {
         }
     }
 
+    /// How fast `rank` alone stores into the slab of `memory`, or loads from it.
+    pub fn pair(&self, access: Access, rank: usize, memory: usize) -> Option<f32> {
+        let pair = |p: &&PairRate| {
+            (p.access, usize::from(p.rank), usize::from(p.memory)) == (access, rank, memory)
+        };
+        self.pairs.iter().find(pair).map(|p| p.gb_per_s)
+    }
+
     /// The report as one line of JSON. Numbers have at most three digits after the point.
     pub fn to_json(&self) -> String {
         let join = |items: Vec<String>| format!("[{}]", items.join(","));
@@ -106,12 +129,22 @@ impl ProbeReport {
                 r.worst_rank
             )
         };
+        let pair = |p: &PairRate| {
+            format!(
+                r#"{{"access":"{}","rank":{},"memory":{},"gb_per_s":{}}}"#,
+                p.access,
+                p.rank,
+                p.memory,
+                number(p.gb_per_s)
+            )
+        };
         format!(
-            r#"{{"lane":"{}","islands":{},"latency_ns":{},"rates":{},"bytes":{},"milliseconds":{}}}"#,
+            r#"{{"lane":"{}","islands":{},"latency_ns":{},"rates":{},"pairs":{},"bytes":{},"milliseconds":{}}}"#,
             self.lane,
             join(islands),
             join(self.latency_ns.iter().map(row).collect()),
             join(self.rates.iter().map(rate).collect()),
+            join(self.pairs.iter().map(pair).collect()),
             self.bytes,
             number(self.milliseconds)
         )
@@ -195,6 +228,7 @@ mod tests {
                 vec![Some(1100.0), Some(1300.0), None],
             ],
             rates: vec![rate(1, false, 44.0), rate(1, true, 25.5)],
+            pairs: vec![PairRate { access: Access::Load, rank: 1, memory: 0, gb_per_s: 42.5 }],
             bytes: 262_144,
             milliseconds: 12.0,
         }
@@ -210,6 +244,8 @@ mod tests {
         };
         assert_eq!((rate(1, false), rate(0, true), rate(3, true)), (Some(44.0), Some(25.5), None));
         assert_eq!(report.rate(Access::Load, Scope::Within, 1, true), None);
+        assert_eq!(report.pair(Access::Load, 1, 0), Some(42.5));
+        assert_eq!(report.pair(Access::Load, 0, 1), None);
     }
 
     #[test]
@@ -223,7 +259,8 @@ mod tests {
             concat!(
                 r#"{"lane":"vmm","islands":[[0,1],[2]],"latency_ns":[[null,700.000,1100.000]],"#,
                 r#""rates":[{"access":"store","scope":"within","fan_out":1,"together":false,"gb_per_s":44.000,"#,
-                r#""worst_gb_per_s":null,"worst_rank":1}],"bytes":262144,"milliseconds":12.000}"#
+                r#""worst_gb_per_s":null,"worst_rank":1}],"#,
+                r#""pairs":[{"access":"load","rank":1,"memory":0,"gb_per_s":42.500}],"bytes":262144,"milliseconds":12.000}"#
             )
         );
         assert!(report.to_string().contains("store within islands, fan-out 1, each rank alone"));

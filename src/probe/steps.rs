@@ -9,6 +9,8 @@ use crate::schedule::Islands;
 pub(crate) enum Kind {
     /// Pairs of ranks, disjoint, each sending a word to and fro.
     Latency,
+    /// One rank that stores to or loads from one other, beside the pairs that a rate of fan-out 1 holds.
+    Pair { access: Access },
     /// Ranks that store to or load from several others.
     Rate { access: Access, scope: Scope, fan_out: u8, together: bool },
 }
@@ -27,13 +29,26 @@ impl Step {
         let works = |(writer, to): (usize, &u32)| (to >> rank & 1) << writer;
         self.to.iter().enumerate().map(works).sum()
     }
+
+    /// Who alone works on whose memory alone, if it is such a step: access, rank, owner of the memory.
+    pub fn pair(&self) -> Option<(Access, usize, usize)> {
+        let access = match self.kind {
+            Kind::Pair { access } | Kind::Rate { access, fan_out: 1, together: false, .. } => {
+                access
+            }
+            Kind::Latency | Kind::Rate { .. } => return None,
+        };
+        let rank = self.to.iter().position(|to| *to != 0)?;
+        Some((access, rank, self.to[rank].trailing_zeros() as usize))
+    }
 }
 
 /// Fan-outs that are measured, beside all ranks there are.
 const FAN_OUTS: [usize; 2] = [1, 3];
 
-/// Every step. `reach` holds for each rank the ranks whose slabs it has mapped, a bit per rank.
-pub(crate) fn steps(islands: &Islands, reach: &[u32]) -> Vec<Step> {
+/// Every step. `reach` holds for each rank the ranks whose slabs it has mapped, a bit per rank. With `every_pair` each edge
+/// is measured by itself, which takes n (n - 1) steps more.
+pub(crate) fn steps(islands: &Islands, reach: &[u32], every_pair: bool) -> Vec<Step> {
     let n = reach.len();
     let mut steps = pairs(n, reach);
     for access in [Access::Store, Access::Load] {
@@ -62,7 +77,28 @@ pub(crate) fn steps(islands: &Islands, reach: &[u32]) -> Vec<Step> {
             }
         }
     }
+    if every_pair {
+        steps.extend(single_pairs(&steps, reach));
+    }
     steps
+}
+
+/// A step for every edge that no step of `steps` measures alone.
+fn single_pairs(steps: &[Step], reach: &[u32]) -> Vec<Step> {
+    let n = reach.len();
+    let mut pairs = Vec::new();
+    for access in [Access::Store, Access::Load] {
+        for (rank, reach) in reach.iter().enumerate() {
+            for memory in (0..n).filter(|memory| reach >> memory & 1 == 1) {
+                let to: Vec<u32> = (0..n).map(|r| u32::from(r == rank) << memory).collect();
+                let known = steps.iter().any(|step| step.pair() == Some((access, rank, memory)));
+                if !known {
+                    pairs.push(Step { kind: Kind::Pair { access }, to });
+                }
+            }
+        }
+    }
+    pairs
 }
 
 /// Every pair that has an edge, in rounds of disjoint ones: a round-robin tournament.
@@ -120,7 +156,7 @@ mod tests {
     fn every_pair_meets_once_and_nobody_twice_in_a_round() {
         for n in 1..=16 {
             let mut met = std::collections::BTreeSet::new();
-            for step in steps(&Islands::single(n).unwrap(), &all(n)) {
+            for step in steps(&Islands::single(n).unwrap(), &all(n), false) {
                 if step.kind != Kind::Latency {
                     continue;
                 }
@@ -137,7 +173,7 @@ mod tests {
     #[test]
     fn fan_outs_are_one_three_and_all_within_and_across() {
         let islands = Islands::parse(8, "0-3,4-7").unwrap();
-        let steps = steps(&islands, &all(8));
+        let steps = steps(&islands, &all(8), false);
         let mut together: Vec<_> = Vec::new();
         for step in &steps {
             let Kind::Rate { access: Access::Store, scope, fan_out, together: at_once } = step.kind
@@ -163,11 +199,28 @@ mod tests {
     }
 
     #[test]
+    fn every_edge_is_measured_alone_once_if_asked_for() {
+        for (n, islands) in [(2, "0-1"), (5, "0-2,3-4"), (8, "0-3,4-7")] {
+            let islands = Islands::parse(n, islands).unwrap();
+            let pairs = |every| -> Vec<_> {
+                steps(&islands, &all(n), every).iter().filter_map(Step::pair).collect()
+            };
+            let mut every = pairs(true);
+            assert_eq!(every.len(), 2 * n * (n - 1), "{n}");
+            every.sort_by_key(|(access, a, b)| (*access == Access::Load, *a, *b));
+            every.dedup();
+            assert_eq!(every.len(), 2 * n * (n - 1), "{n}");
+            let scopes = islands.groups().len().min(2);
+            assert_eq!(pairs(false).len(), 2 * n * scopes, "{n}");
+        }
+    }
+
+    #[test]
     fn only_edges_that_are_mapped_are_measured() {
         let ring: Vec<u32> = (0..6).map(|r| 1 << ((r + 1) % 6) | 1 << ((r + 5) % 6)).collect();
-        for step in steps(&Islands::single(6).unwrap(), &ring) {
+        for step in steps(&Islands::single(6).unwrap(), &ring, true) {
             assert!(step.to.iter().zip(&ring).all(|(to, reach)| to & !reach == 0), "{step:?}");
         }
-        assert!(steps(&Islands::single(1).unwrap(), &[0]).is_empty());
+        assert!(steps(&Islands::single(1).unwrap(), &[0], true).is_empty());
     }
 }

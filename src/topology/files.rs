@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Longest description that is read: the largest machines' XML has a few MB.
@@ -46,10 +47,10 @@ impl Files {
 
     /// A path as errors and evidence name it.
     pub fn name(&self, path: &str) -> String {
-        match self.name.as_str() {
+        printable(&match self.name.as_str() {
             "/" => format!("/{path}"),
             root => format!("{root}/{path}"),
-        }
+        })
     }
 
     /// A file's bytes; `None` where it is not there, or is not for this user to read.
@@ -72,11 +73,23 @@ impl Files {
         Ok(self.read(path)?.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
     }
 
-    /// Names in a directory, sorted; empty where it is not there.
+    /// Names in a directory, sorted; empty where it is not there, or not for this user to read.
     pub fn list(&self, path: &str) -> Vec<String> {
-        match &self.held {
+        self.try_list(path).unwrap_or_default()
+    }
+
+    /// Names in a directory, sorted; empty where it is not there.
+    ///
+    /// # Errors
+    /// [`Error::System`] where it is there and cannot be read.
+    pub fn try_list(&self, path: &str) -> Result<Vec<String>> {
+        Ok(match &self.held {
             Held::Directory(root) => {
-                let Ok(entries) = std::fs::read_dir(root.join(path)) else { return Vec::new() };
+                let entries = match std::fs::read_dir(root.join(path)) {
+                    Ok(entries) => entries,
+                    Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                    Err(e) => return Err(Error::os(format!("reading {}", self.name(path)), &e)),
+                };
                 let mut names: Vec<String> =
                     entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
                 names.sort();
@@ -92,7 +105,7 @@ impl Files {
                 names.dedup();
                 names
             }
-        }
+        })
     }
 
     /// The target of a symbolic link; `None` if it is none or is not there.
@@ -109,19 +122,15 @@ impl Files {
     }
 }
 
+/// Text of a file on its way to a terminal: one line, and nothing that the terminal would obey.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
 /// Why a file gave nothing.
 pub(super) enum Failed {
     Absent,
     Error(Error),
-}
-
-impl From<Failed> for Error {
-    fn from(failed: Failed) -> Self {
-        match failed {
-            Failed::Absent => Error::InvalidArgument("the file is not there".into()),
-            Failed::Error(error) => error,
-        }
-    }
 }
 
 /// Reads at most `most` bytes; a longer file is refused, so that a device file or a trap cannot fill the memory.
@@ -135,7 +144,12 @@ pub(super) fn read_bounded(path: &Path, most: u64) -> std::result::Result<Vec<u8
         _ if e.raw_os_error() == Some(libc::EIO) => Failed::Absent,
         _ => Failed::Error(Error::os(name(), &e)),
     };
-    let file = std::fs::File::open(path).map_err(failed)?;
+    // Opening a pipe would wait for who writes to it.
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(Failed::Error(Error::InvalidArgument(format!(
             "{} is no plain file",
@@ -181,5 +195,18 @@ mod tests {
     fn what_never_ends_is_not_read() {
         let error = Files::directory("/").read("dev/zero").unwrap_err().to_string();
         assert!(error.contains("no plain file"), "{error}");
+        let pipe = std::env::temp_dir().join(format!("peerlane-pipe-{}", std::process::id()));
+        let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+        // SAFETY: a terminated path.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let read = read_bounded(&pipe, 10);
+        std::fs::remove_file(&pipe).unwrap();
+        assert!(matches!(read, Err(Failed::Error(Error::InvalidArgument(_)))));
+    }
+
+    #[test]
+    fn names_are_one_line_that_no_terminal_obeys() {
+        let files = Files::memory("box", BTreeMap::new());
+        assert_eq!(files.name("a\u{1b}[31m\nb\u{9b}2Jc"), "box/a\u{fffd}[31m\u{fffd}b\u{fffd}2Jc");
     }
 }

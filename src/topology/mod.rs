@@ -52,7 +52,7 @@ const MAX_DEPTH: usize = 256;
 
 /// A mistake in a described file: where it is, what is wrong and what would be right.
 fn mistake(file: &str, line: u32, what: impl std::fmt::Display) -> Error {
-    Error::InvalidArgument(format!("{file}:{line}: {what}"))
+    Error::InvalidArgument(files::printable(&format!("{file}:{line}: {what}")))
 }
 
 /// Reads a description from the bytes of a file named `name`: hwloc's XML if it begins with `<`, else the text of
@@ -80,6 +80,21 @@ pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Topology> {
     )))
 }
 
+/// The bytes of a plain file of at most `most` bytes.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for what is no plain file or is longer, without waiting for what never ends;
+/// [`Error::System`] if it cannot be read.
+pub fn read_file(path: &std::path::Path, most: u64) -> Result<Vec<u8>> {
+    files::read_bounded(path, most).map_err(|failed| match failed {
+        files::Failed::Absent => Error::InvalidArgument(files::printable(&format!(
+            "{}: not there, or not for this user to read",
+            path.display()
+        ))),
+        files::Failed::Error(error) => error,
+    })
+}
+
 /// Reads a description from a path: a directory stands for `/` and is read as sysfs, a file as [`from_bytes`] does.
 ///
 /// # Errors
@@ -90,5 +105,5 @@ pub fn from_path(path: &std::path::Path) -> Result<Topology> {
     if facts.is_dir() {
         return from_sysfs(&Files::directory(path));
     }
-    from_bytes(&name, &files::read_bounded(path, files::MOST_BYTES)?)
+    from_bytes(&name, &read_file(path, files::MOST_BYTES)?)
 }

@@ -1,5 +1,6 @@
 //! The description of a box.
 
+use super::files::printable;
 use super::{Acs, Address, Link};
 use serde::Serialize;
 
@@ -94,6 +95,15 @@ impl Topology {
 
     /// Sorts GPUs by address, fills in their sockets, and says what will matter.
     pub(super) fn finish(mut self) -> Self {
+        // All of these are shown to people.
+        let names = self.gpus.iter_mut().flat_map(|gpu| [&mut gpu.name, &mut gpu.cpus]);
+        let names = names.chain(self.bridges.iter_mut().map(|bridge| &mut bridge.name));
+        let names = names.chain(self.nodes.iter_mut().map(|node| &mut node.cpus));
+        for text in names.chain(&mut self.notes).chain([&mut self.source]) {
+            if text.contains(char::is_control) {
+                *text = printable(text);
+            }
+        }
         self.nodes.sort_by_key(|n| n.id);
         self.gpus.sort_by_key(|g| g.address);
         let described = self.gpus.len();

@@ -4,7 +4,7 @@
 //! needed, no library and no tool. Containers usually show the host's tree, so that GPUs which this process may not use
 //! are described too, and ranks in several containers see the same.
 
-use super::files::Files;
+use super::files::{printable, Files};
 use super::model::*;
 use super::{mistake, Acs, Address, Link, Rate, MAX_DEPTH, MAX_GPUS};
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ pub fn from_sysfs(files: &Files) -> Result<Topology> {
         bridge_at: BTreeMap::new(),
     };
     reader.nodes()?;
-    let names = files.list(DEVICES);
+    let names = files.try_list(DEVICES)?;
     if names.is_empty() {
         reader.topology.notes.push(format!("no PCI bus: {} is empty", files.name(DEVICES)));
     }
@@ -112,7 +112,7 @@ impl Reader<'_> {
         if parts.len() > MAX_DEPTH || parts.last() != Some(&name) || parts.contains(&".") {
             return Err(Error::InvalidArgument(format!(
                 "{place}: points to '{}', which does not end in {name}; copy /sys with links as they are",
-                target.chars().take(200).collect::<String>()
+                printable(&target.chars().take(200).collect::<String>())
             )));
         }
         let at = device_path(&target);
@@ -330,6 +330,13 @@ mod tests {
             t.notes
         );
         assert!(from_sysfs(&Files::directory("/nonexistent")).unwrap().gpus.is_empty());
+        // One that cannot be listed is no box without GPUs.
+        let root = std::env::temp_dir().join(format!("peerlane-sysfs-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("sys/bus/pci")).unwrap();
+        std::fs::write(root.join(DEVICES), "").unwrap();
+        let error = from_sysfs(&Files::directory(&root)).unwrap_err().to_string();
+        std::fs::remove_dir_all(&root).unwrap();
+        assert!(error.contains("sys/bus/pci/devices failed: Not a directory"), "{error}");
     }
 
     #[test]

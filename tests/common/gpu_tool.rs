@@ -70,6 +70,17 @@ pub fn nccl() -> &'static Path {
     })
 }
 
+/// A kernel map in which the probe answers what `HOSTKERNELS_FABRIC` says.
+pub fn scripted_probe() -> String {
+    let bytes = size_of::<peerlane::launch::pl_probe>();
+    format!("pl_probe_lane=hostkernels_scripted_probe:{bytes},{}", kernel_map())
+}
+
+/// A kernel map in which no all-reduce moves anything, so that no lane passes its test.
+pub fn lanes_that_lose_everything() -> String {
+    format!("pl_all_reduce_=hostkernels_nothing,{}", kernel_map())
+}
+
 /// A kernel map in which the all-reduce of bfloat16 does nothing. The self-test of set-up uses f32, and passes.
 pub fn kernels_that_do_nothing() -> String {
     let map = kernel_map();

@@ -50,11 +50,43 @@ fn a_capture_gives_the_same_findings_and_names_no_machine() {
     }
 }
 
-#[test]
-fn what_is_no_capture_is_refused() {
-    let path = FakeBox::healthy("no-capture").root.join("proc/cmdline");
-    let output = peerlane(&["doctor", "--root", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2));
+/// What `doctor --root` says of a path, in one line; the exit status is that of a box that could not be read.
+fn refused(root: &std::path::Path) -> String {
+    let output = peerlane(&["doctor", "--root", root.to_str().unwrap()]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(error.contains("neither a directory nor a capture"), "{error}");
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.chars().all(|c| c == '\n' || !c.is_control()), "{error:?}");
+    error
+}
+
+#[test]
+fn what_is_no_capture_is_refused_in_one_line() {
+    let fake = FakeBox::healthy("no-capture");
+    fake.put("binary", [b"\x1b[31m\xff\n\0".as_slice(); 4000].concat());
+    fake.put("empty", "");
+    for file in ["proc/cmdline", "binary", "empty"] {
+        let error = refused(&fake.root.join(file));
+        assert!(error.contains("neither a directory nor a capture"), "{error}");
+    }
+    // Neither is waited for: a pipe that nobody writes to, and what never ends.
+    let pipe = fake.root.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.as_path(), "/dev/zero".as_ref()] {
+        assert!(refused(path).contains("no plain file"));
+        let path = path.to_str().unwrap();
+        let output = peerlane(&["explain", "--topology", path]);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("no plain file"), "{output:?}");
+    }
+    assert!(refused(&fake.root.join("proc")).contains("there is no sys in it"));
+    assert!(refused("/nonexistent.tar".as_ref()).contains("/nonexistent.tar: No such file"));
+    // A capture whose words are meant for the terminal.
+    fake.put("peerlane/driver.json", "{\"gpus\":\"\\u001b[31m\"}");
+    assert!(refused(&fake.root).contains("driver.json: invalid type"));
+    let fake = FakeBox::healthy("escapes");
+    fake.put("sys/bus/pci/devices/\u{1b}[31mred\u{1b}[0m", "");
+    fake.put("peerlane/nccl", "NCCL_PROTO=\u{1b}[31mLL128,LL128\n");
+    let text = said(&peerlane(&["doctor", "--root", fake.path()]));
+    assert!(text.contains("is no PCI address") && text.contains("nccl-ll128"), "{text}");
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
 }

@@ -224,3 +224,17 @@ fn what_cannot_be_read_is_an_error_with_its_place() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nonexistent"));
 }
+
+/// A build without CUDA has nothing to measure GPUs with, and says so where there are some.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_build_without_cuda_does_not_pretend_to_measure() {
+    let fake = FakeBox::healthy("live-without-cuda");
+    let output = peerlane(&["doctor", "--live", "--json", "--root", fake.path()]);
+    let report: Value = serde_json::from_str(&said(&output)).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{report:#}");
+    let findings = report["findings"].as_array().unwrap();
+    let finding = findings.iter().find(|f| f["id"] == "not-measured").unwrap();
+    assert!(finding["evidence"].as_str().unwrap().contains("built without CUDA"), "{finding:#}");
+    assert!(report.get("measured").is_none());
+}

@@ -82,3 +82,16 @@ fn what_cannot_be_explained_says_why() {
         assert!(error.contains(what), "{args:?}: {error}");
     }
 }
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_peerlane"))
+        .args(["explain", "--topology", DIRECT])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}

@@ -1,9 +1,9 @@
 //! The box that `explain` and `doctor` look at, and how it is drawn.
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use peerlane::topology::{self, BridgeKind, Entry, Files, Topology};
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 /// Longest capture that is read.
@@ -11,20 +11,30 @@ const MOST_CAPTURE: u64 = 64 << 20;
 
 /// What stands for `/`: a directory, or a capture made by `doctor --capture`, which is read without unpacking it.
 pub fn root(path: &Path) -> Result<Files> {
-    let facts = std::fs::metadata(path).with_context(|| format!("--root {}", path.display()))?;
-    if facts.is_dir() {
-        return Ok(Files::directory(path));
+    let name = path.display().to_string();
+    let files = match std::fs::metadata(path).with_context(|| name.clone())?.is_dir() {
+        true => Files::directory(path),
+        false => {
+            let bytes = topology::read_file(path, MOST_CAPTURE)?;
+            // The archive's own words quote the bytes that it stumbled over.
+            capture(&bytes, path).map_err(|_| {
+                anyhow!("{name}: neither a directory nor a capture of `peerlane doctor --capture`")
+            })?
+        }
+    };
+    // A mistyped name must not pass for a box without GPUs.
+    if files.try_list("sys")?.is_empty() {
+        bail!("{name}: there is no sys in it; it should hold a copy of /sys, as `peerlane doctor --capture` makes one");
     }
-    if facts.len() > MOST_CAPTURE {
-        bail!("--root {}: longer than {MOST_CAPTURE} bytes, so it is no capture", path.display());
+    Ok(files)
+}
+
+/// Writes to standard output. A reader that has seen enough, such as `head`, is no error.
+pub fn say(text: &str) -> Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output"),
     }
-    let bytes = std::fs::read(path).with_context(|| format!("--root {}", path.display()))?;
-    capture(&bytes, path).with_context(|| {
-        format!(
-            "--root {}: neither a directory nor a capture of `peerlane doctor --capture`",
-            path.display()
-        )
-    })
 }
 
 fn capture(bytes: &[u8], path: &Path) -> Result<Files> {

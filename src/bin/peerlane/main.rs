@@ -43,10 +43,17 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            // Standard error may be gone (a closed pipe); the exit status still tells.
-            use std::io::Write;
-            let _ = writeln!(std::io::stderr(), "peerlane: {error:#}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what went wrong. Words of a file that stand in it make the terminal do nothing.
+fn complain(error: &anyhow::Error) {
+    use std::io::Write;
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let text = format!("peerlane: {error:#}\n").replace(obeyed, "\u{fffd}");
+    // Standard error may be gone (a closed pipe); the exit status still tells.
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }

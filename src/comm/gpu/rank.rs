@@ -17,6 +17,7 @@ use crate::device::cuda::{
 use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::launch::*;
+use crate::placement::Placement;
 use crate::probe::ProbeReport;
 use crate::types::{DType, Lane, PACK_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,7 @@ pub(super) struct Parts {
     pub peers: Mutex<Vec<Option<Peer>>>,
     pub layout: Layout,
     pub check: bool,
+    pub placement: Placement,
 }
 
 pub(in crate::comm) struct GpuRank {
@@ -162,11 +164,19 @@ impl GpuRank {
     /// The GPU, the lane and the reasons, for people.
     pub fn explain(&self) -> String {
         let facts = self.parts.state.context().device().facts();
-        let mut text = format!("{} ({}), lane {}", facts.name, facts.uuid, self.parts.lane);
+        let mut text = format!(
+            "{} ({}), lane {}, {}",
+            facts.name, facts.uuid, self.parts.lane, self.parts.placement
+        );
         for note in &self.notes {
             text.push_str(&format!("\n  {note}"));
         }
         text
+    }
+
+    /// What [`describe`](Self::describe) was told.
+    pub fn lane_notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// What the probe found, once [`set_report`](Self::set_report) has said.

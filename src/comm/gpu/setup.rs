@@ -19,8 +19,9 @@ use crate::device::cuda::{Context, RelaxedThread};
 use crate::error::{Error, Result};
 use crate::lane::Layout;
 use crate::log::log;
+use crate::placement::Placement;
 use crate::probe::LaneVerdict;
-use crate::types::Lane;
+use crate::types::{Lane, ProbeMode};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -48,6 +49,7 @@ struct Setting<'a> {
     context: Context,
     kernels: Arc<Kernels>,
     rank: usize,
+    placement: Placement,
 }
 
 /// All stages from the GPU to the last test.
@@ -68,8 +70,11 @@ pub(in crate::comm) fn set_up(mesh: &mut Mesh, agreed: &Agreed, config: &Config)
         .map_err(Error::clone)
         .and_then(|_| Kernels::load(&context, config.kernels.as_deref()));
     mesh.vote("load the kernels", kernels.as_ref().map(drop).map_err(Error::clone))?;
-    let setting =
-        Setting { agreed, config, facts, context: context.clone(), kernels: kernels?, rank };
+    // The driver's word where the box is not described.
+    let driver = context.device().facts().host_numa.filter(|_| config.numa);
+    let placement = mesh.placement().clone().or_node(driver);
+    let (context, kernels) = (context.clone(), kernels?);
+    let setting = Setting { agreed, config, facts, context, kernels, rank, placement };
 
     let hole = setting
         .plans(PEERS_PER_GPU)
@@ -154,8 +159,18 @@ impl Setting<'_> {
 
     fn build(&self, lane: Lane, limit: usize) -> Outcome<(Built, Offer)> {
         let (plans, layout) = self.plans(limit)?;
-        let state = Arc::new(DeviceState::new(&self.context, Arc::clone(&self.kernels))?);
-        let slab = Arc::new(Slab::new(lane, &self.context, state.stream(), &layout)?);
+        let state = Arc::new(DeviceState::new(
+            &self.context,
+            Arc::clone(&self.kernels),
+            self.placement.node(),
+        )?);
+        let slab = Arc::new(Slab::new(
+            lane,
+            &self.context,
+            state.stream(),
+            &layout,
+            self.placement.node(),
+        )?);
         let importers: Vec<u32> =
             plans.edges().into_iter().filter(|&r| !self.in_process(r)).map(|r| r as u32).collect();
         let (offer, fd) = slab.offer(&importers)?;
@@ -251,7 +266,9 @@ impl Setting<'_> {
         );
         let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
         let peers = Mutex::new(peers);
-        let parts = Parts { lane, rule, state, slab, peers, layout, check: self.agreed.check };
+        let placement = self.placement.clone();
+        let check = self.agreed.check;
+        let parts = Parts { lane, rule, state, slab, peers, layout, check, placement };
         let patience = self.config.setup_deadline.min(LANE_PATIENCE);
         let gpu = GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, patience);
         let ready = gpu.and_then(|gpu| {
@@ -280,6 +297,7 @@ impl Setting<'_> {
                     islands: plans.islands(),
                     layout: &layout,
                     reach: plans.edges().into_iter().map(|peer| 1 << peer).sum(),
+                    every_pair: self.agreed.probe == ProbeMode::Pairs,
                 };
                 match probe::measure(mesh, &setting, &mut gpu.prober(&results), &fault)? {
                     Ok(report) => report,

@@ -56,11 +56,17 @@ pub(super) fn this_process() -> Result<u64> {
 
 impl Slab {
     /// A slab that peers may write to as soon as they have it: laid out, armed, and the device is done with both. Armed
-    /// later, it could erase a peer's first word.
-    pub fn new(lane: Lane, context: &Context, stream: &Stream, layout: &Layout) -> Result<Self> {
+    /// later, it could erase a peer's first word. Host memory is taken from NUMA node `node`.
+    pub fn new(
+        lane: Lane,
+        context: &Context,
+        stream: &Stream,
+        layout: &Layout,
+        node: Option<u32>,
+    ) -> Result<Self> {
         let bytes = layout.bytes() as usize;
         let memory = match lane {
-            Lane::Host => Memory::Host(HostMemory::new(context, bytes)?),
+            Lane::Host => Memory::Host(HostMemory::new(context, bytes, node)?),
             Lane::Ipc => Memory::Ipc(IpcMemory::new(context, bytes)?),
             Lane::Vmm | Lane::Auto => Memory::Vmm(VmmMemory::new(context, bytes)?),
         };

@@ -36,9 +36,9 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    pub fn new(context: &Context, kernels: Arc<Kernels>) -> Result<Self> {
+    pub fn new(context: &Context, kernels: Arc<Kernels>, node: Option<u32>) -> Result<Self> {
         let stream = Stream::new(context, 0)?;
-        let page = HostMemory::new(context, HOST_BYTES)?;
+        let page = HostMemory::new(context, HOST_BYTES, node)?;
         for reason in 0..=PL_REASON_LEFT {
             // SAFETY: inside the page, which nobody else knows yet.
             unsafe {

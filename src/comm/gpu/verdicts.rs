@@ -41,7 +41,7 @@ impl Known {
         let verdicts: Verdicts = mesh.all_gather("consult the verdicts", Ok(mine))?.swap_remove(0);
         let measures = match mode {
             ProbeMode::Off => false,
-            ProbeMode::Always => true,
+            ProbeMode::Always | ProbeMode::Pairs => true,
             ProbeMode::Auto => tells(facts),
         };
         let verdicts = if mode == ProbeMode::Auto { verdicts } else { Verdicts::default() };

@@ -5,6 +5,7 @@ use super::context::Context;
 use super::symbols::Symbols;
 use crate::error::{Error, Result};
 use crate::lane::{HostSlab, Mapping};
+use crate::placement::prefer_node;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -37,14 +38,15 @@ pub struct HostMemory<P: HostPages> {
 }
 
 impl HostMemory<HostSlab> {
-    /// At least `bytes` of zeroes, in whole pages, on the NUMA node nearest to the context's device where that is known.
-    pub fn new(context: &Context, bytes: usize) -> Result<Self> {
+    /// At least `bytes` of zeroes, in whole pages, on NUMA node `node` if one is named and has room.
+    pub fn new(context: &Context, bytes: usize, node: Option<u32>) -> Result<Self> {
         let bytes = bytes
             .max(1)
             .checked_next_multiple_of(PAGE)
             .ok_or_else(|| Error::InvalidArgument(format!("host memory of {bytes} bytes")))?;
         let slab = HostSlab::create(bytes)?;
-        if let Some(node) = context.device().facts().host_numa.filter(|node| *node < 64) {
+        // Registering touches the pages, and then they are where they are.
+        if let Some(node) = node {
             prefer_node(slab.mapping(), node);
         }
         Self::register(context, slab)
@@ -130,23 +132,5 @@ impl<P: HostPages> Drop for Registered<P> {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
-    }
-}
-
-/// Asks for pages near the device. A wish: containers often forbid it, and far memory is slower, not wrong.
-fn prefer_node(mapping: &Mapping, node: u32) {
-    const MPOL_PREFERRED: libc::c_long = 1;
-    let mask: u64 = 1 << node;
-    // SAFETY: the range is this mapping, and the mask has the 64 bits announced (the kernel counts one more).
-    unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            mapping.base().as_ptr(),
-            mapping.bytes(),
-            MPOL_PREFERRED,
-            &mask as *const u64,
-            65 as libc::c_ulong,
-            0 as libc::c_uint,
-        );
     }
 }

@@ -1,6 +1,8 @@
 //! Kernels as host functions, for the stand-in driver (`tests/fakecuda`) to run in programs that know nothing of it:
 //! `FAKECUDA_KERNELS` names this library and `FAKECUDA_KERNEL_MAP` the functions.
 
+mod scripted;
+
 use peerlane::launch::{pl_args, pl_probe};
 
 /// The all-reduce of every type and protocol: the library's own host kernels.

@@ -2,6 +2,7 @@
 
 use super::facts::Facts;
 use super::finding::{Finding, Severity};
+use super::measured::DIRECT_ACCESS;
 use peerlane::plan::{Fabric, NOMINAL};
 use peerlane::topology::{Acs, Address, BridgeKind, Link, Rate};
 use std::collections::{BTreeMap, BTreeSet};
@@ -290,6 +291,6 @@ fn staging(facts: &Facts) -> Vec<Finding> {
         what: "the driver may stage stores between GPUs in system memory (possible, not measured)".into(),
         evidence: format!("every GPU hangs on a root port of its own, and {} does not force peer-to-peer", facts.files.name("proc/driver/nvidia/params")),
         cost: "114 KB took 242 us instead of 17 on such a box; the driver reports peer access either way".into(),
-        fix: "measure with `peerlane bench`; if it is slow, load nvidia with NVreg_RegistryDwords=\"ForceP2P=0x11;RMForceP2PType=1;RMPcieP2PType=2;GrdmaPciTopoCheckOverride=1;EnableResizableBar=1\"".into(),
+        fix: format!("measure with `peerlane doctor --live`; if it is slow, {DIRECT_ACCESS}"),
     }]
 }

@@ -47,13 +47,14 @@ pub struct DriverGpu {
 }
 
 impl Facts {
-    /// From `files`; on the box at hand (`live`) the driver and the environment are asked too, else their captured answers
-    /// are taken.
-    pub fn collect(files: Files, live: bool) -> Result<Self> {
+    /// From `files`. On the box at hand (`here`) the driver and the environment are asked too, else their captured answers
+    /// are taken; who measures (`live`) needs the driver's own answer, whatever was captured.
+    pub fn collect(files: Files, here: bool, live: bool) -> Result<Self> {
         let mut topology = topology::from_sysfs(&files)?;
         let driver = match files.text(DRIVER)? {
+            _ if live => ask(),
             Some(text) => Some(serde_json::from_str(&text).with_context(|| files.name(DRIVER))?),
-            None if live => ask(),
+            None if here => ask(),
             None => None,
         };
         let nccl = match files.text(NCCL)? {
@@ -62,7 +63,7 @@ impl Facts {
                 .filter_map(|l| l.split_once('='))
                 .map(|(k, v)| (k.to_owned(), v.to_owned()))
                 .collect(),
-            None if live => peerlane::env::nccl_fabric_settings(),
+            None if here => peerlane::env::nccl_fabric_settings(),
             None => Vec::new(),
         };
         let text = files.text(VERSION)?;

@@ -7,22 +7,30 @@
 //! | `fabric` | rules about links, switches, access control, address translation, memory windows |
 //! | `system` | rules about the driver, peer access, CPUs, containers, NCCL's settings |
 //! | `capture` | a copy of what the rules read, without what names the machine |
+//! | `live`, `measured` | a communicator over the GPUs, and rules about what its probe has measured |
 //!
-//! What only a measurement can tell (driver staging, a slow direction, collapse) is reported as possible.
+//! What only a measurement can tell (driver staging, a slow direction, collapse) is reported as possible, unless `--live`
+//! measures it.
 
 mod capture;
 mod fabric;
 mod facts;
 mod finding;
+mod live;
+mod measured;
+#[cfg(test)]
+mod measured_test;
 mod system;
 
 use crate::described;
 use anyhow::{Context, Result};
 use facts::Facts;
 use finding::{Finding, Severity};
+use live::Live;
+use peerlane::env::Env;
 use peerlane::topology::Files;
 use serde::Serialize;
-use std::io::Write;
+use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,6 +47,9 @@ pub struct Args {
     /// Write what the findings rest on to FILE.tar, without serial numbers, host names or network addresses
     #[arg(long, value_name = "FILE.tar")]
     capture: Option<PathBuf>,
+    /// Measure the links too: makes a communicator over all GPUs of this machine for some seconds; best while they are idle
+    #[arg(long)]
+    live: bool,
     /// Print JSON instead of text
     #[arg(long)]
     json: bool,
@@ -51,6 +62,9 @@ struct Report<'a> {
     driver: Option<&'a str>,
     notes: &'a [String],
     findings: &'a [Finding],
+    /// What the probe has measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Box<RawValue>>,
     status: u8,
 }
 
@@ -59,7 +73,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match examine(args) {
         Ok(status) => Ok(ExitCode::from(status)),
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "peerlane: {error:#}");
+            crate::complain(&error);
             Ok(ExitCode::from(Severity::Wrong as u8))
         }
     }
@@ -70,7 +84,16 @@ fn examine(args: &Args) -> Result<u8> {
         Some(path) => described::root(path)?,
         None => Files::directory("/"),
     };
-    let facts = Facts::collect(files, args.root.is_none())?;
+    let collect = || Facts::collect(files.clone(), args.root.is_none(), args.live);
+    let mut facts = collect()?;
+    let live = match args.live {
+        true => Some(Live::measure(&facts, &Env::read()?, args.root.as_deref())),
+        false => None,
+    };
+    if matches!(live, Some(Live::Measured(_))) {
+        // The links have just had work, so that their generation is what it is under load.
+        facts = collect()?;
+    }
     if let Some(path) = &args.capture {
         let bytes = capture::archive(&facts)?;
         std::fs::write(path, bytes)
@@ -78,6 +101,9 @@ fn examine(args: &Args) -> Result<u8> {
     }
     let mut findings: Vec<Finding> =
         fabric::RULES.iter().chain(system::RULES).flat_map(|rule| rule(&facts)).collect();
+    if let Some(live) = &live {
+        live.revise(&facts, &mut findings);
+    }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let status = findings.iter().map(|f| f.severity as u8).max().unwrap_or(0);
     let report = Report {
@@ -86,38 +112,42 @@ fn examine(args: &Args) -> Result<u8> {
         driver: facts.driver_version.as_deref(),
         notes: &facts.topology.notes,
         findings: &findings,
+        measured: live.as_ref().and_then(Live::json),
         status,
     };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(text(&report).as_bytes())?;
-    }
+    described::say(&match args.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => text(&report, live.as_ref()),
+    })?;
     Ok(status)
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &Report, live: Option<&Live>) -> String {
     let driver = report.driver.map_or("no NVIDIA driver".to_owned(), |v| format!("driver {v}"));
     let mut text = format!("{}: {} NVIDIA GPU(s), {driver}\n", report.source, report.gpus);
     for note in report.notes {
         text.push_str(&format!("note: {note}\n"));
     }
     for finding in report.findings {
+        // Words of files stand in there; the terminal is to show them, not to obey them.
+        let plain = |text: &str| text.replace(char::is_control, " ");
         text.push_str(&format!(
             "\n{} ({}): {}\n  seen: {}\n  cost: {}\n  fix:  {}\n",
             finding.severity.name(),
             finding.id,
-            finding.what,
-            finding.evidence,
-            finding.cost,
-            finding.fix
+            plain(&finding.what),
+            plain(&finding.evidence),
+            plain(&finding.cost),
+            plain(&finding.fix)
         ));
     }
-    text.push_str(match report.status {
-        0 => "\nNothing to change. Staging by the driver, a slow direction and collapsing writes show only when measured.\n",
-        1 => "\nThis box will be slower than it could be.\n",
+    if let Some(Live::Measured(measured)) = live {
+        text.push_str(&measured.text());
+    }
+    text.push_str(match (report.status, live) {
+        (0, Some(Live::Measured(_))) => "\nNothing to change.\n",
+        (0, _) => "\nNothing to change. Staging by the driver, a slow direction and collapsing writes show only when measured\n(--live, on a box with several GPUs).\n",
+        (1, _) => "\nThis box will be slower than it could be.\n",
         _ => "\nThis box will not be right, or not run at all, until this is changed.\n",
     });
     text

@@ -11,7 +11,6 @@ use peerlane::topology::{self, Topology};
 use peerlane::types::MAX_RANKS;
 use peerlane::DType;
 use report::Report;
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Flags of `peerlane explain`.
@@ -71,14 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
         args.bytes as usize,
         args.dtype,
     )?;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(report.text(&topology, &gpu_of).as_bytes())?;
-    }
-    Ok(())
+    described::say(&match args.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => report.text(&topology, &gpu_of),
+    })
 }
 
 fn seats(args: &Args, topology: &Topology) -> Result<Vec<usize>> {
