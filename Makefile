@@ -15,20 +15,22 @@ SONAME := libpeerlane.so.$(firstword $(subst ., ,$(VERSION)))
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 FATBIN := $(TARGET)/kernels.fatbin
+VERIFY_FATBIN := $(TARGET)/verify.fatbin
 # All there is: GPU ranks run against a stand-in driver.
-TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda
+TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda,peerlane-verify/cuda
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
-# What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else.
+# What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else; the same for `scripts/bench-verify`.
 GPU_BENCH := $(TARGET)/gpu
+VERIFY_BENCH := $(TARGET)/gpu-verify
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
   tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] tests/fakenccl/*.c \
-  benches/rivals/*.c)
+  benches/rivals/*.c examples/verify/cuda/*)
 
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build soak install uninstall bindings format clean help setup \
-  check-format check-lint check-docs check-kernels check-rust
+.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build bench-verify bench-verify-build soak install uninstall \
+  bindings format clean help setup check-format check-lint check-docs check-kernels check-rust
 
 # With ranks on GPUs where their kernels can be compiled: scripts/gpu-build says which way.
 build: ## Build libraries, tool and, where mpicc is, the Open MPI driver
@@ -55,7 +57,7 @@ test: ## Run every check and every test
 	@scripts/setup test
 	@$(MAKE) --no-print-directory check-format check-kernels rival
 	@# One fatbin serves every build below: nvcc takes minutes.
-	@PEERLANE_FATBIN=$(FATBIN) $(MAKE) --no-print-directory check-lint check-docs check-rust
+	@PEERLANE_FATBIN=$(FATBIN) PEERLANE_VERIFY_FATBIN=$(VERIFY_FATBIN) $(MAKE) --no-print-directory check-lint check-docs check-rust
 
 check-format: ## Rust and C as rustfmt and clang-format leave it
 	$(CARGO) fmt --all --check
@@ -69,7 +71,7 @@ check-docs: ## rustdoc, warnings are errors
 
 check-kernels: ## Compile the kernels for every GPU and assert on the outcome
 	@mkdir -p $(TARGET)
-	scripts/check-kernels --output $(FATBIN)
+	scripts/check-kernels --output $(FATBIN) --verify-output $(VERIFY_FATBIN)
 
 check-rust: ## cargo test, C clients included
 	$(CARGO) test --workspace --features $(TESTED)
@@ -91,6 +93,18 @@ bench-gpu-build: ## Put what bench-gpu needs into target/gpu, to be run on anoth
 	  $(CARGO) build --features cli,cuda --profile $(PROFILE) --bin peerlane --example gpu_smoke
 	@mkdir -p $(GPU_BENCH)
 	install -m 755 $(BUILT)/peerlane $(BUILT)/examples/gpu_smoke scripts/bench-gpu $(GPU_BENCH)
+
+bench-verify: bench-verify-build ## On a machine with a GPU: check and measure the verify runner on it, beside NCCL where that runs
+	@mkdir -p $(TARGET)/bench
+	$(VERIFY_BENCH)/bench-verify --out $(TARGET)/bench
+
+bench-verify-build: ## Put what bench-verify needs into target/gpu-verify, to be run on another machine without Rust
+	@scripts/setup gpu
+	@settings=$$(scripts/gpu-build settings $(FATBIN)) && eval "$$settings" && set -x && \
+	  $(CARGO) build -p peerlane-verify --features peerlane-verify/cuda --profile $(PROFILE)
+	@mkdir -p $(VERIFY_BENCH)/golden/dsv3_tiny
+	install -m 755 $(BUILT)/peerlane-verify scripts/bench-verify $(VERIFY_BENCH)
+	install -m 644 examples/verify/golden/dsv3_tiny/* $(VERIFY_BENCH)/golden/dsv3_tiny
 
 soak: build ## Random calls, checked, leaks watched, for MINUTES (default 10); SEED=N repeats a run
 	$(BUILT)/peerlane soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

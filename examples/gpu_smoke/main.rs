@@ -1,5 +1,5 @@
-//! Runs the library on a real GPU and compares with the CPU device: `gpu_smoke [virtual|fused|probe|faults|processes]...`,
-//! everything without arguments. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
+//! Runs the library on real GPUs and compares with the CPU device: `gpu_smoke [virtual|fused|probe|faults|processes|multi]...`,
+//! everything but `multi` without arguments; that takes two GPUs or more. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
 #![allow(clippy::print_stdout)]
 
 mod faults;
@@ -54,6 +54,10 @@ fn main() -> ExitCode {
     }
     if wanted("processes") {
         processes::run();
+    }
+    if arguments.iter().any(|a| a == "multi") {
+        virtual_ranks::run_on_all_gpus();
+        processes::run_on_all_gpus();
     }
     match FAILED.load(Ordering::Relaxed) {
         0 => {

@@ -1,12 +1,12 @@
 //! A process per rank, over each lane: results, and a rank that is killed in the middle of replays.
 
 use crate::check;
-use crate::support::{Case, Rank};
+use crate::support::{gpus, Case, Rank};
 use crate::virtual_ranks::config;
 use peerlane::bootstrap::UniqueId;
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{Capture, CaptureMode};
-use peerlane::{DType, Error, Lane, Op};
+use peerlane::{DType, Device, Error, Lane, Op};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -20,10 +20,38 @@ const ROUNDS: usize = 10;
 const CALLS: usize = 1;
 const REPLAYS: usize = 2;
 
+/// How ranks are placed: all on the first GPU, or one on each of so many.
+#[derive(Clone, Copy)]
+enum Place {
+    Shared,
+    OneEach(usize),
+}
+
+impl Place {
+    fn ranks(self) -> usize {
+        match self {
+            Place::Shared => RANKS,
+            Place::OneEach(gpus) => gpus,
+        }
+    }
+}
+
 pub fn run() {
+    on(Place::Shared);
+}
+
+pub fn run_on_all_gpus() {
+    match gpus() {
+        Ok(gpus @ 2..) => on(Place::OneEach(gpus.min(16))),
+        Ok(_) => check("a process on each GPU", || Err("one GPU; it takes 2 or more".into())),
+        Err(why) => check("a process on each GPU", || Err(why)),
+    }
+}
+
+fn on(place: Place) {
     for lane in [Lane::Vmm, Lane::Ipc, Lane::Host] {
         check(&format!("a process per rank over {lane}"), || {
-            together(lane, false).map(|_| String::new())
+            together(lane, place, false).map(|_| String::new())
         });
         check(
             &format!("kill -9 in the middle of replays over {lane}, {ROUNDS} of {ROUNDS}"),
@@ -31,7 +59,7 @@ pub fn run() {
                 let mut slowest = 0f64;
                 for round in 0..ROUNDS {
                     let start = Instant::now();
-                    let knew = together(lane, true).map_err(|e| format!("round {round}: {e}"))?;
+                    let knew = together(lane, place, true).map_err(|e| format!("round {round}: {e}"))?;
                     let took = start.elapsed().as_secs_f64();
                     println!("  round {round}: {took:.2} s, survivors knew after {knew:.3} s");
                     slowest = slowest.max(knew);
@@ -63,12 +91,12 @@ impl Drop for Process {
 }
 
 /// One round; the seconds until all survivors knew.
-fn together(lane: Lane, kill: bool) -> Result<f64, String> {
+fn together(lane: Lane, place: Place, kill: bool) -> Result<f64, String> {
     let id = UniqueId::new().map_err(|e| e.to_string())?;
     let hex: String = id.as_bytes().iter().map(|b| format!("{b:02x}")).collect();
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut ranks = Vec::new();
-    for rank in 0..RANKS {
+    for rank in 0..place.ranks() {
         let mut child = Command::new(&program)
             .args([
                 "rank",
@@ -76,6 +104,11 @@ fn together(lane: Lane, kill: bool) -> Result<f64, String> {
                 &rank.to_string(),
                 lane.name(),
                 if kill { "for-ever" } else { "once" },
+                &place.ranks().to_string(),
+                match place {
+                    Place::Shared => "shared",
+                    Place::OneEach(_) => "one-each",
+                },
             ])
             .stdout(Stdio::piped())
             .spawn()
@@ -113,16 +146,30 @@ fn together(lane: Lane, kill: bool) -> Result<f64, String> {
 /// One rank in a process of its own: the id in hexadecimal, the rank, the lane, and for how long.
 pub fn rank(arguments: &[String]) -> ExitCode {
     match arguments {
-        [id, rank, lane, how_long] => match work(id, rank, lane, how_long == "for-ever") {
+        [id, rank, lane, how_long, n, place] => match work(
+            id,
+            rank,
+            n,
+            lane,
+            place == "one-each",
+            how_long == "for-ever",
+        ) {
             Ok(()) => println!("done"),
             Err(error) => println!("{error}"),
         },
-        _ => println!("arguments: ID RANK LANE once|for-ever"),
+        _ => println!("arguments: ID RANK LANE once|for-ever N shared|one-each"),
     }
     ExitCode::SUCCESS
 }
 
-fn work(id: &str, rank: &str, lane: &str, for_ever: bool) -> Result<(), String> {
+fn work(
+    id: &str,
+    rank: &str,
+    n: &str,
+    lane: &str,
+    one_each: bool,
+    for_ever: bool,
+) -> Result<(), String> {
     let text = |e: Error| e.to_string();
     let digits =
         |i: usize| id.get(2 * i..2 * i + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
@@ -130,10 +177,13 @@ fn work(id: &str, rank: &str, lane: &str, for_ever: bool) -> Result<(), String> 
     let id = UniqueId::from_bytes(bytes.and_then(|b| b.try_into().ok()).ok_or("no id")?)
         .map_err(text)?;
     let rank: usize = rank.parse().map_err(|_| "no rank")?;
-    let config = Config { lane: lane.parse().map_err(text)?, ..config(RANKS)? };
-    let comm = Communicator::create(&id, RANKS, rank, &config).map_err(text)?;
-    let expected = CASE.expected(RANKS, &config).map_err(text)?;
-    let buffers = Rank::new(&comm, 0, CASE.bytes()).map_err(text)?;
+    let n: usize = n.parse().map_err(|_| "no number of ranks")?;
+    let gpu = if one_each { rank as u32 } else { 0 };
+    let device = Device::Cuda { ordinal: Some(gpu) };
+    let config = Config { device, lane: lane.parse().map_err(text)?, ..config(n)? };
+    let comm = Communicator::create(&id, n, rank, &config).map_err(text)?;
+    let expected = CASE.expected(n, &config).map_err(text)?;
+    let buffers = Rank::new(&comm, gpu, CASE.bytes()).map_err(text)?;
     if buffers.reduce(&CASE).map_err(text)? != expected {
         return Err("the eager result is wrong".into());
     }

@@ -112,6 +112,12 @@ pub fn on_ranks(
     outcomes.into_iter().collect()
 }
 
+/// How many GPUs there are.
+pub fn gpus() -> Result<usize, String> {
+    let all = Driver::load().and_then(Device::all).map_err(|e| e.to_string())?;
+    Ok(all.len())
+}
+
 /// The GPU with this number.
 pub fn context(ordinal: u32) -> Result<Context, Error> {
     Context::retain(&Device::by_ordinal(Driver::load()?, ordinal)?)

@@ -1,11 +1,14 @@
-//! Ranks as threads that share one GPU: every schedule and protocol, eager and in graphs.
+//! Ranks as threads: every schedule and protocol, eager and in graphs.
+//!
+//! `virtual`: up to nine share one GPU. `multi`: one on each GPU of the machine, over every lane that threads can have.
 
 use crate::check;
-use crate::support::{on_ranks, Case, Rank};
+use crate::support::{gpus, on_ranks, Case, Rank};
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
 use peerlane::schedule::{self, Islands};
-use peerlane::{Algorithm, DType, Device, Direction, Error, Op, Protocol};
+use peerlane::bootstrap::UniqueId;
+use peerlane::{Algorithm, DType, Device, Direction, Error, Lane, Op, Protocol};
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -46,6 +49,68 @@ fn cases(protocol: Protocol) -> Vec<Case> {
     cases
 }
 
+/// Where ranks are.
+#[derive(Clone, Copy)]
+enum Place {
+    Shared,
+    OneEach,
+}
+
+impl Place {
+    fn gpu(self, rank: usize) -> u32 {
+        match self {
+            Place::Shared => 0,
+            Place::OneEach => rank as u32,
+        }
+    }
+}
+
+/// Communicators of all ranks, each on its GPU.
+fn create(n: usize, config: &Config, place: Place) -> Result<Vec<Communicator>, Error> {
+    if matches!(place, Place::Shared) {
+        return Communicator::create_local(n, config);
+    }
+    let id = UniqueId::new()?;
+    std::thread::scope(|scope| {
+        let create = |rank: usize| {
+            let device = Device::Cuda { ordinal: Some(place.gpu(rank)) };
+            let config = Config { device, ..config.clone() };
+            let id = &id;
+            scope.spawn(move || Communicator::create(id, n, rank, &config))
+        };
+        let ranks: Vec<_> = (0..n).map(create).collect();
+        let joined = ranks.into_iter().map(|rank| rank.join());
+        joined.map(|r| r.unwrap_or_else(|_| Err(Error::Internal("a rank panicked".into())))).collect()
+    })
+}
+
+/// A rank on each GPU, over the direct lane and over the host-staged one.
+pub fn run_on_all_gpus() {
+    let gpus = match gpus() {
+        Ok(gpus @ 2..=16) => gpus,
+        Ok(gpus) => {
+            return check("a rank on each GPU", || Err(format!("{gpus} GPUs; it takes 2 to 16")))
+        }
+        Err(why) => return check("a rank on each GPU", || Err(why)),
+    };
+    for lane in [Lane::Vmm, Lane::Host] {
+        for islands in partitions(gpus) {
+            check(&format!("n={gpus} GPUs over {lane}, islands {islands}"), || {
+                every_way(gpus, &islands, lane, Place::OneEach)
+            });
+        }
+    }
+}
+
+fn partitions(n: usize) -> impl Iterator<Item = Islands> {
+    let mut partitions = vec![Islands::single(n)];
+    if n > 1 {
+        let half = n.div_ceil(2);
+        partitions.push(Islands::new(n, vec![(0..half).collect(), (half..n).collect()]));
+    }
+    partitions.into_iter().flatten()
+}
+
 pub fn run() {
     // Keeps the kernels loaded from one communicator to the next.
     let keeper =
@@ -54,19 +119,16 @@ pub fn run() {
         return check("a communicator of one rank", || Err(why.clone()));
     }
     for n in 1..=9 {
-        let mut partitions = vec![Islands::single(n)];
-        if n > 1 {
-            let half = n.div_ceil(2);
-            partitions.push(Islands::new(n, vec![(0..half).collect(), (half..n).collect()]));
-        }
-        for islands in partitions.into_iter().flatten() {
-            check(&format!("n={n} islands {islands}"), || every_way(n, &islands));
+        for islands in partitions(n) {
+            check(&format!("n={n} islands {islands}"), || {
+                every_way(n, &islands, Lane::Auto, Place::Shared)
+            });
         }
     }
 }
 
-fn every_way(n: usize, islands: &Islands) -> Result<String, String> {
-    let base = Config { islands: Some(islands.clone()), ..config(n)? };
+fn every_way(n: usize, islands: &Islands, lane: Lane, place: Place) -> Result<String, String> {
+    let base = Config { islands: Some(islands.clone()), lane, ..config(n)? };
     let all = cases(Protocol::Ll);
     let expected = all
         .iter()
@@ -82,7 +144,7 @@ fn every_way(n: usize, islands: &Islands) -> Result<String, String> {
                 direction: Some(direction),
                 ..base.clone()
             };
-            let comms = Communicator::create_local(n, &config)
+            let comms = create(n, &config, place)
                 .map_err(|e| format!("{algorithm} {protocol} {direction}: {e}"))?;
             let known: Vec<_> = cases(protocol)
                 .into_iter()
@@ -90,7 +152,7 @@ fn every_way(n: usize, islands: &Islands) -> Result<String, String> {
                 .collect();
             let together = Barrier::new(n);
             on_ranks(comms, |comm| {
-                let rank = Rank::new(comm, 0, 1 << 20);
+                let rank = Rank::new(comm, place.gpu(comm.rank()), 1 << 20);
                 together.wait();
                 let rank = rank?;
                 let mut outcome = Ok(());

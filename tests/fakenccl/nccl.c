@@ -1,4 +1,5 @@
-/* A stand-in libnccl.so.2 over the stand-in CUDA driver: the few functions that `peerlane bench --rival nccl` calls.
+/* A stand-in libnccl.so.2 over the stand-in CUDA driver: the few functions that `peerlane bench --rival nccl` and
+ * `peerlane-verify --all-reduce nccl` call.
  * Ranks are of one process or of several; they meet in a file of /dev/shm whose name is in the unique id. It is strict
  * where NCCL is: several ranks of a thread need a group, and ranks that share a GPU need NCCL_MULTI_RANK_GPU_ENABLE=1.
  *
@@ -19,7 +20,7 @@
 
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 enum { MAX_RANKS = 16, SLOT = 4 << 20 };
-enum { INT32 = 2, FLOAT32 = 7, BFLOAT16 = 9, SUM = 0, MAX = 2 };
+enum { INT32 = 2, UINT64 = 5, FLOAT32 = 7, BFLOAT16 = 9, SUM = 0, MAX = 2 };
 
 typedef struct {
   char text[128];
@@ -95,12 +96,29 @@ static void put(void* data, size_t i, int dtype, double value) {
     ((uint16_t*)data)[i] = to_bf16((float)value);
 }
 
+static size_t bytes_of(int dtype) { return dtype == BFLOAT16 ? 2 : dtype == UINT64 ? 8 : 4; }
+
+/* Of numbers that no double holds. */
+static void largest(const comm* c, uint64_t* output, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    output[i] = 0;
+    for (int r = 0; r < c->size; r++) {
+      const uint64_t next = ((const uint64_t*)(c->slots + (size_t)r * SLOT))[i];
+      if (next > output[i]) output[i] = next;
+    }
+  }
+}
+
 static void run(const void* parameter) {
   const arguments* a = parameter;
   comm* c = a->owner;
-  size_t bytes = a->count * (a->dtype == BFLOAT16 ? 2 : 4);
-  memcpy(c->slots + (size_t)c->rank * SLOT, a->input, bytes);
+  memcpy(c->slots + (size_t)c->rank * SLOT, a->input, a->count * bytes_of(a->dtype));
   barrier(c);
+  if (a->dtype == UINT64) {
+    largest(c, a->output, a->count);
+    barrier(c);
+    return;
+  }
   for (size_t i = 0; i < a->count; i++) {
     double result = element(c->slots, i, a->dtype);
     for (int r = 1; r < c->size; r++) {
@@ -206,8 +224,9 @@ int ncclCommGetAsyncError(comm* c, int* code) {
 
 int ncclAllReduce(const void* input, void* output, size_t count, int dtype, int op, comm* c, void* stream) {
   if (group_depth == 0) return INVALID_USAGE;
-  if ((dtype != INT32 && dtype != FLOAT32 && dtype != BFLOAT16) || (op != SUM && op != MAX) || count * 4 > SLOT)
+  if (dtype != INT32 && dtype != FLOAT32 && dtype != BFLOAT16 && (dtype != UINT64 || op != MAX))
     return INVALID_ARGUMENT;
+  if ((op != SUM && op != MAX) || count * bytes_of(dtype) > SLOT) return INVALID_ARGUMENT;
   const char* wrong = getenv("FAKENCCL_WRONG");
   arguments a = {c, input, output, count, dtype, op, wrong && !strcmp(wrong, "1")};
   void* parameters[] = {&a};

@@ -29,9 +29,9 @@ pub struct Args {
     /// Decoder layers [default: the model's]
     #[arg(long)]
     pub layers: Option<usize>,
-    /// Ranks that share the model (tensor parallel)
-    #[arg(long, value_name = "RANKS", default_value_t = 4)]
-    pub tp: usize,
+    /// Ranks that share the model (tensor parallel) [default: 4]
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<usize>,
     /// Sequences in a batch
     #[arg(long, value_name = "B", default_value_t = 2)]
     pub sequences: usize,
@@ -53,13 +53,35 @@ pub struct Args {
     /// Timed passes of each draft width
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub passes: usize,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value_t = On::Cpu)]
+    pub device: On,
+    /// With --device cuda: ranks that share a GPU [default: as few as the GPUs allow]
+    #[arg(long, value_name = "N")]
+    pub ranks_per_gpu: Option<usize>,
+    /// With --device cuda: cuBLAS's library [default: where the loader, a toolkit or a Python package has it]
+    #[arg(long, value_name = "FILE", env = "PEERLANE_CUBLAS_LIB")]
+    pub cublas: Option<PathBuf>,
+    /// With --all-reduce nccl: NCCL's library [default: libnccl.so.2, wherever the loader finds it]
+    #[arg(long, value_name = "FILE", env = "PEERLANE_NCCL_LIB")]
+    pub nccl: Option<PathBuf>,
+    /// With --device cuda: a fatbin of examples/verify/cuda/kernels.cu in place of the one that is built in
+    #[arg(long, value_name = "FILE")]
+    pub kernels: Option<PathBuf>,
+    /// Check a GPU against the golden data in this folder, over 1, 2, 4 and 8 ranks that share it (or --tp alone), and do
+    /// nothing else
+    #[arg(long, value_name = "DIR")]
+    pub check_gpu: Option<PathBuf>,
+    /// With --check-gpu: replays whose results are compared
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub replays: usize,
     /// Who sums the ranks' partial results
     #[arg(long, value_enum, default_value_t = AllReduce::Peerlane)]
     pub all_reduce: AllReduce,
-    /// Whether residual add and RMSNorm are part of the all-reduce; that takes --sums bf16
+    /// Whether residual add and RMSNorm are part of the all-reduce; that takes peerlane, and on the CPU --sums bf16
     #[arg(long, value_enum, default_value_t = Fused::On)]
     pub fused: Fused,
-    /// What sums and residuals are kept as; all else is fp32
+    /// On the CPU: what sums and residuals are kept as; all else is fp32
     #[arg(long, value_enum, default_value_t = Sums::Fp32)]
     pub sums: Sums,
     /// Serve every all-reduce with this algorithm
@@ -94,6 +116,28 @@ pub struct Args {
     pub report: Option<PathBuf>,
 }
 
+/// `--device`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum On {
+    Cpu,
+    /// NVIDIA GPUs
+    Cuda,
+}
+
+/// What the flags say about GPUs.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub struct Wanted {
+    pub ranks_per_gpu: Option<usize>,
+    pub cublas: Option<PathBuf>,
+    pub nccl: Option<PathBuf>,
+    pub kernels: Option<PathBuf>,
+}
+
+/// How long a rank on a GPU waits for another unless `PEERLANE_DEADLINE` says so: nobody is ever that late here.
+const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
+
 /// `--fused`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fused {
@@ -109,7 +153,10 @@ pub struct Job {
     pub origin: Origin,
     pub ranks: usize,
     pub plan: Plan,
-    pub memory: u64,
+    /// What the model may take, unless it is all there is.
+    pub memory: Option<u64>,
+    /// Ranks are on GPUs.
+    pub gpu: Option<Wanted>,
     pub sums: Sums,
     pub fused: bool,
     pub comm: peerlane::comm::Config,
@@ -141,15 +188,15 @@ impl Args {
             }
             config.num_hidden_layers = layers;
         }
-        check_ranks(&config, self.tp)?;
+        let ranks = self.tp.unwrap_or(4);
+        check_ranks(&config, ranks)?;
         let plan = self.plan(&config)?;
-        let memory = match &self.memory {
-            Some(size) => memory::parse(size).with_context(|| format!("--memory {size}"))?,
-            None => memory::available()?,
-        };
-        let mut comm = peerlane::comm::Config::from_env(self.tp)?;
+        let size = self.memory.as_deref();
+        let parse = |size| memory::parse(size).with_context(|| format!("--memory {size}"));
+        let memory = size.map(parse).transpose()?;
+        let mut comm = peerlane::comm::Config::from_env(ranks)?;
         if let Some(islands) = &self.islands {
-            let islands = Islands::parse(self.tp, islands);
+            let islands = Islands::parse(ranks, islands);
             comm.islands =
                 Some(islands.with_context(|| {
                     format!("--islands {}", self.islands.as_deref().unwrap_or(""))
@@ -158,11 +205,20 @@ impl Args {
         comm.algorithm = self.algo.or(comm.algorithm);
         comm.protocol = self.proto.or(comm.protocol);
         ensure!(
-            comm.device == peerlane::Device::Cpu,
-            "PEERLANE_DEVICE is {}, but the verify runner runs on the CPU",
+            comm.device == peerlane::Device::Cpu || self.device == On::Cuda,
+            "PEERLANE_DEVICE is {}, but the verify runner runs where --device says, and that is the CPU",
             comm.device
         );
-        let fused = self.fused == Fused::On && self.sums == Sums::Bf16;
+        ensure!(
+            self.all_reduce != AllReduce::Nccl || self.device == On::Cuda,
+            "--all-reduce nccl: NCCL sums on GPUs (--device cuda)"
+        );
+        let gpu = self.wanted()?;
+        if gpu.is_some() && peerlane::env::Env::read()?.deadline.is_none() {
+            comm.deadline = DEADLINE;
+        }
+        let sums = if gpu.is_some() { Sums::Bf16 } else { self.sums };
+        let fused = self.fused == Fused::On && sums == Sums::Bf16;
         if fused {
             ensure!(
                 config.hidden_size.is_multiple_of(8),
@@ -170,8 +226,24 @@ impl Args {
                 config.hidden_size
             );
         }
-        let (ranks, sums) = (self.tp, self.sums);
-        Ok(Job { config, name, origin, ranks, plan, memory, sums, fused, comm })
+        Ok(Job { config, name, origin, ranks, plan, memory, gpu, sums, fused, comm })
+    }
+
+    /// What is wanted of GPUs, where ranks are to run on them.
+    pub fn wanted(&self) -> Result<Option<Wanted>> {
+        if self.device == On::Cpu && self.check_gpu.is_none() {
+            return Ok(None);
+        }
+        ensure!(
+            cfg!(feature = "cuda"),
+            "--device cuda: this runner was built for the CPU alone; build it with --features cuda"
+        );
+        Ok(Some(Wanted {
+            ranks_per_gpu: self.ranks_per_gpu,
+            cublas: self.cublas.clone(),
+            nccl: self.nccl.clone(),
+            kernels: self.kernels.clone(),
+        }))
     }
 
     fn plan(&self, config: &Config) -> Result<Plan> {

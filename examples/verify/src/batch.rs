@@ -63,16 +63,6 @@ impl Draft {
             .max()
             .unwrap_or(0)
     }
-
-    /// How many tokens a greedy verifier commits: from row 0 along the rows whose token is what the row before them chose,
-    /// and one more token that the last of them chose.
-    pub fn accepted(&self, tokens: &[u32], chosen: &[u32]) -> usize {
-        let next = |at: usize| {
-            (at + 1..self.rows())
-                .find(|&row| self.parent(row) == Some(at) && tokens[row] == chosen[at])
-        };
-        std::iter::successors(Some(0), |&at| next(at)).count()
-    }
 }
 
 fn check_width(rows: usize) -> Result<()> {
@@ -128,6 +118,24 @@ impl Batch {
         self.blocks.push(Block { row, rows: draft.rows(), cache, context });
     }
 
+    /// How many tokens a greedy verifier commits for each sequence, when the rows chose `chosen`: from row 0 along the rows whose
+    /// token is what the row before them chose, and one more token that the last of them chose.
+    pub fn accepted(&self, chosen: &[u32]) -> Vec<u32> {
+        let of = |block: &Block| {
+            let rows = block.row..block.row + block.rows;
+            let (tokens, visible) = (&self.tokens[rows.clone()], &self.visible[rows.clone()]);
+            let chosen = &chosen[rows];
+            // The row that a row follows is the last one before it that it sees.
+            let parent = |row: usize| (visible[row] & ((1 << row) - 1)).checked_ilog2();
+            let next = |at: usize| {
+                (at + 1..block.rows)
+                    .find(|&row| parent(row) == Some(at as u32) && tokens[row] == chosen[at])
+            };
+            std::iter::successors(Some(0), |&at| next(at)).count() as u32
+        };
+        self.blocks.iter().map(of).collect()
+    }
+
     /// Refuses a batch that does not fit a pass.
     pub fn validate(&self, vocabulary: usize) -> Result<()> {
         ensure!(
@@ -161,13 +169,20 @@ mod tests {
 
     #[test]
     fn a_verifier_commits_the_path_it_would_have_taken_and_one_more() {
+        let accepted = |draft: &Draft, tokens: &[u32], chosen: &[u32]| {
+            let mut batch = Batch::default();
+            // Not the first sequence, and behind a context.
+            batch.push(0, 3, &Draft::chain(1).unwrap(), &[1]);
+            batch.push(20, 5, draft, tokens);
+            batch.accepted(&[&[9], chosen].concat())
+        };
         let chain = Draft::chain(4).unwrap();
-        assert_eq!(chain.accepted(&[5, 6, 7, 8], &[6, 7, 8, 9]), 4);
-        assert_eq!(chain.accepted(&[5, 6, 7, 8], &[6, 9, 8, 9]), 2);
-        assert_eq!(chain.accepted(&[5, 6, 7, 8], &[0, 7, 8, 9]), 1);
+        assert_eq!(accepted(&chain, &[5, 6, 7, 8], &[6, 7, 8, 9]), [1, 4]);
+        assert_eq!(accepted(&chain, &[5, 6, 7, 8], &[6, 9, 8, 9]), [1, 2]);
+        assert_eq!(accepted(&chain, &[5, 6, 7, 8], &[0, 7, 8, 9]), [1, 1]);
         let tree = Draft::tree(vec![-1, 0, 0, 2, 2]).unwrap();
         // Row 0 chose 3 (row 2), row 2 chose 5 (row 4), which is a leaf.
-        assert_eq!(tree.accepted(&[1, 2, 3, 4, 5], &[3, 0, 5, 0, 9]), 3);
+        assert_eq!(accepted(&tree, &[1, 2, 3, 4, 5], &[3, 0, 5, 0, 9]), [1, 3]);
     }
 
     #[test]

@@ -31,5 +31,6 @@ pub fn run<D: Device>(
 
     moe::partial(device, common, own, rows, act, *decision, routing[layer].as_mut())?;
     let site = Site { layer, half: Half::Mlp };
-    reduce.add_norm(device, kind, site, next_norm, eps, rows, act, observer)
+    reduce.add_norm(device, kind, site, next_norm, eps, rows, act, observer)?;
+    device.pace()
 }

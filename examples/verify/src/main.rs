@@ -7,25 +7,31 @@
 //! | `weights/` | a checkpoint with the published names, or values from a seed |
 //! | `shard` | which part of which tensor a rank holds |
 //! | `memory` | what a run needs, and how many pools of experts fit |
-//! | `device/` | the operations that a pass is made of: the seam between model and machine; `cpu/` carries them out in fp32 |
+//! | `device/` | the operations that a pass is made of: the seam between model and machine; `cpu/` carries them out in fp32, `cuda/` in bf16 on GPUs |
 //! | `batch` | the rows of a pass: tokens, positions, what each may see; chains and trees |
 //! | `attention`, `moe` | the two halves of a layer, up to a rank's partial sums |
 //! | `reduce` | what stands between them: all-reduce, residual, norm |
 //! | `layer`, `pass` | one layer; all of them, from tokens to chosen tokens |
 //! | `observe`, `stamp` | looking into a pass: values, and where the time goes |
 //! | `drafts`, `measure`, `run` | what is drafted; what a rank measures; all ranks together |
+//! | `check/` | a GPU against the golden data |
+//! | `meeting` | where the threads of ranks that share a GPU wait for each other |
 //! | `economics`, `report/` | what it is worth; table, JSON, page |
 //! | `mistake` | mistakes that tests make on purpose |
 
 mod args;
 mod attention;
 mod batch;
+#[cfg(any(test, feature = "cuda"))]
+mod check;
 mod config;
 mod device;
 mod drafts;
 mod economics;
 mod layer;
 mod measure;
+#[cfg(feature = "cuda")]
+mod meeting;
 mod memory;
 mod mistake;
 mod moe;
@@ -60,6 +66,14 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    {
+        let nccl = args.all_reduce == reduce::AllReduce::Nccl;
+        device::cuda::place::prepare(nccl, args.ranks_per_gpu);
+    }
+    if let Some(folder) = &args.check_gpu {
+        return check(args, folder);
+    }
     let job = args.job()?;
     let json = args.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
     let html = args.report.as_deref().map(|path| Output::create("--report", path)).transpose()?;
@@ -73,4 +87,16 @@ fn run(args: &Args) -> Result<()> {
         output.write(|out| Ok(out.write_all(page.as_bytes())?))?;
     }
     Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn check(args: &Args, folder: &std::path::Path) -> Result<()> {
+    let wanted = args.wanted()?.unwrap_or_default();
+    let ranks = args.tp.map_or(vec![1, 2, 4, 8], |ranks| vec![ranks]);
+    check::check(folder, &wanted, &ranks, args.replays, &mut std::io::stdout())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn check(args: &Args, _folder: &std::path::Path) -> Result<()> {
+    args.wanted().map(drop)
 }

@@ -11,6 +11,9 @@ pub const LEAST_POOLS: usize = 4;
 pub struct Need {
     /// All weights but routed experts.
     pub common: usize,
+    /// Those of them that every rank holds, once per device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub replicated: usize,
     /// The routed experts of one layer.
     pub pool: usize,
     /// Caches and activations of all ranks.
@@ -39,14 +42,31 @@ impl Need {
             + (layers - moe) * mlp(config.intermediate_size)
             + 2 * config.vocab_size * hidden
             + hidden;
+        let replicated = layers * (latents + 2 * hidden)
+            + moe * config.n_routed_experts * (hidden + 1)
+            + config.vocab_size * hidden
+            + hidden;
         // Those of all heads, over all ranks once.
         let split =
             heads * (query + cache + config.kv_lora_rank + config.v_head_dim) + config.vocab_size;
         let whole = 4 * hidden + config.q_lora_rank + cache + config.n_routed_experts;
         Need {
             common,
+            replicated,
             pool: mlp(config.moe_intermediate_size) * config.n_routed_experts,
             buffers: rows * (split + ranks * whole) + ranks * layers * cache_rows * cache,
+        }
+    }
+
+    /// What a device needs that carries `here` of `ranks` ranks.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(&self, here: usize, ranks: usize) -> Self {
+        let part = |whole: usize| (whole * here).div_ceil(ranks);
+        Need {
+            common: self.replicated + part(self.common - self.replicated),
+            replicated: self.replicated,
+            pool: part(self.pool),
+            buffers: part(self.buffers),
         }
     }
 
@@ -136,7 +156,7 @@ mod tests {
 
     #[test]
     fn pools_are_shared_only_where_they_must_and_may_be() {
-        let need = Need { common: 100, pool: 50, buffers: 10 };
+        let need = Need { common: 100, replicated: 40, pool: 50, buffers: 10 };
         assert_eq!(need.pools(10, true, 1, 610).unwrap(), 10);
         assert_eq!(need.pools(10, true, 1, 609).unwrap(), 9);
         assert_eq!(need.pools(10, true, 1, 310).unwrap(), 4);

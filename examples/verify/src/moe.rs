@@ -12,7 +12,7 @@ pub enum Routing {
     /// The router.
     Own,
     /// Whoever wrote the routing before the pass: at low precision two right implementations may pick different experts.
-    #[cfg_attr(not(test), allow(dead_code))]
+    #[cfg_attr(not(any(test, feature = "cuda")), allow(dead_code))]
     Given,
 }
 

@@ -40,7 +40,9 @@ pub struct Activations<D: Device> {
 impl<D: Device> Activations<D> {
     fn new(device: &mut D, rows: usize) -> Result<Self> {
         let dims = device.dims().clone();
-        let mut buffer = |width: usize| device.buffer(rows * width);
+        let wide = [dims.experts, dims.vocabulary.len()];
+        let [scores, logits] = wide.map(|width| device.buffer(rows * width, true));
+        let mut buffer = |width: usize| device.buffer(rows * width, false);
         Ok(Activations {
             residual: buffer(dims.hidden)?,
             normed: buffer(dims.hidden)?,
@@ -51,8 +53,8 @@ impl<D: Device> Activations<D> {
             attended: buffer(dims.heads * dims.kv_latent)?,
             heads: buffer(dims.heads * dims.value)?,
             partial: buffer(dims.hidden)?,
-            scores: buffer(dims.experts)?,
-            logits: buffer(dims.vocabulary.len())?,
+            scores: scores?,
+            logits: logits?,
         })
     }
 }
@@ -84,8 +86,7 @@ impl<D: Device> Rank<D> {
         cache_rows: usize,
     ) -> Result<Self> {
         let layers = 0..config.num_hidden_layers;
-        let width = config.cache_width();
-        let cache = layers.clone().map(|_| device.buffer(cache_rows * width));
+        let cache = layers.clone().map(|_| device.cache(cache_rows));
         let cache = cache.collect::<Result<_>>()?;
         let routing = layers.map(|layer| match config.is_moe(layer) {
             true => device.routing(rows).map(Some),
@@ -95,6 +96,12 @@ impl<D: Device> Rank<D> {
         let act = Activations::new(&mut device, rows)?;
         let (eps, decision) = (config.rms_norm_eps, Routing::Own);
         Ok(Rank { device, replicated, shard, reduce, act, cache, routing, eps, decision })
+    }
+
+    /// What has gone wrong in calls of the communicator that have run.
+    #[cfg(feature = "cuda")]
+    pub fn error(&self) -> Result<()> {
+        self.reduce.comm.error().map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Carries out a pass over the `rows` rows of `batch`; with `head` it ends with the choice of tokens.
@@ -116,9 +123,9 @@ impl<D: Device> Rank<D> {
         if head {
             let (device, act) = (&mut self.device, &mut self.act);
             device.linear(&act.normed, &self.shard.head, &mut act.logits, rows)?;
-            let comm = self.reduce.over_ranks();
             let first = device.dims().vocabulary.start;
-            device.choose(&act.logits, rows, first, comm)?;
+            device.choose(&act.logits, rows, first, self.reduce.over_ranks())?;
+            device.accept(batch)?;
             device.stamp(Kind::Outside, Part::Head)?;
         }
         Ok(())

@@ -13,8 +13,18 @@ use peerlane::comm::Communicator;
 pub enum AllReduce {
     /// This library.
     Peerlane,
+    /// NCCL, for ranks on GPUs.
+    Nccl,
     /// Nobody: the pass computes nonsense, and its time is that of everything else.
     None,
+}
+
+/// Over whom an operation of a device sums, and by whom; never by nobody.
+#[derive(Clone, Copy)]
+pub struct Over<'a> {
+    pub comm: &'a Communicator,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub by: AllReduce,
 }
 
 /// A rank's way of reducing.
@@ -29,9 +39,9 @@ pub struct Reduce {
 }
 
 impl Reduce {
-    /// The communicator, where ranks work together.
-    pub fn over_ranks(&self) -> Option<&Communicator> {
-        (self.by == AllReduce::Peerlane).then_some(&self.comm)
+    /// Where ranks work together.
+    pub fn over_ranks(&self) -> Option<Over<'_>> {
+        (self.by != AllReduce::None).then_some(Over { comm: &self.comm, by: self.by })
     }
 
     /// From `partial` and `residual` to the new `residual` and `normed`.
@@ -55,6 +65,24 @@ impl Reduce {
             device.barrier(&self.comm)?;
             device.stamp(kind, Part::Wait)?;
         }
+        self.sum_and_norm(device, kind, site, gamma, eps, rows, act, observer)?;
+        observer.residual(device, site, &act.residual, elements)
+    }
+
+    /// The same without what stands around it.
+    #[allow(clippy::too_many_arguments)]
+    pub fn sum_and_norm<D: Device>(
+        &self,
+        device: &mut D,
+        kind: Kind,
+        site: Site,
+        gamma: &D::Weight,
+        eps: f32,
+        rows: usize,
+        act: &mut Activations<D>,
+        observer: &mut dyn Observer<D>,
+    ) -> Result<()> {
+        let elements = rows * device.dims().hidden;
         if self.by == AllReduce::Peerlane && self.fused && device.fuses() {
             device.all_reduce_add_rms_norm(
                 &self.comm,
@@ -65,10 +93,10 @@ impl Reduce {
                 &mut act.normed,
                 rows,
             )?;
-            device.stamp(kind, Part::AllReduce)?;
+            device.stamp(kind, Part::AllReduce)
         } else {
-            if self.by == AllReduce::Peerlane {
-                device.all_reduce(&self.comm, &mut act.partial, elements)?;
+            if let Some(over) = self.over_ranks() {
+                device.all_reduce(over, &mut act.partial, elements)?;
             }
             device.stamp(kind, Part::AllReduce)?;
             observer.reduced(device, site, &act.partial, elements)?;
@@ -80,8 +108,7 @@ impl Reduce {
                 &mut act.normed,
                 rows,
             )?;
-            device.stamp(kind, Part::Norm)?;
+            device.stamp(kind, Part::Norm)
         }
-        observer.residual(device, site, &act.residual, elements)
     }
 }

@@ -1,27 +1,40 @@
 //! A run: load, start a thread for each rank, measure, and put together what the ranks say.
 
 use crate::args::Job;
+#[cfg(feature = "cuda")]
+use crate::args::Wanted;
 use crate::device::cpu::Cpu;
-use crate::measure::{self, Measured};
-use crate::memory::Need;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{nccl::Nccl, place::Gpus, Cuda};
+use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::device::Recorder;
+use crate::measure::{self, Measured, Plan};
+#[cfg(feature = "cuda")]
+use crate::meeting::{Left, Meeting};
+use crate::memory::{self, Need};
 use crate::pass::Rank;
 use crate::reduce::{AllReduce, Reduce};
-use crate::shard::{Loader, Shard};
+use crate::report::machine;
+use crate::shard::{Loader, Replicated, Shard};
 use crate::weights::Source;
 use anyhow::{anyhow, ensure, Result};
+#[cfg(feature = "cuda")]
+use half::bf16;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use peerlane::comm::{Communicator, Stats};
 use peerlane::{Algorithm, Protocol};
 use std::sync::Arc;
 use std::thread;
 
-/// Bytes of an element on the CPU.
-const ELEMENT: usize = size_of::<f32>();
-
 /// What a run came to.
 pub struct Outcome {
     /// By rank, then by draft.
     pub ranks: Vec<Vec<Measured>>,
+    /// What it ran on, in a line.
+    pub machine: String,
+    /// Bytes that the model may have taken.
+    pub memory: u64,
     /// Pools of experts, fewer than layers with experts where they are shared.
     pub pools: usize,
     pub parameters: u64,
@@ -33,47 +46,168 @@ pub struct Outcome {
 
 /// Carries out `job`.
 pub fn run(job: &Job) -> Result<Outcome> {
+    match &job.gpu {
+        None => on_cpu(job),
+        #[cfg(feature = "cuda")]
+        Some(wanted) => on_gpus(job, wanted),
+        #[cfg(not(feature = "cuda"))]
+        Some(_) => anyhow::bail!("this runner was built for the CPU alone"),
+    }
+}
+
+fn on_cpu(job: &Job) -> Result<Outcome> {
     let (config, ranks, plan) = (&job.config, job.ranks, &job.plan);
     let source = Source::open(&job.origin)?;
     let need = Need::new(config, ranks, plan.rows(), plan.cache_rows());
+    let memory = job.memory.map_or_else(memory::available, Ok)?;
     let layers = config.moe_layers();
-    let pools = need.pools(layers, source.may_share_experts(), ELEMENT, job.memory)?;
-    let weights = Need { buffers: 0, ..need };
-
-    let bar = bar(weights.bytes(pools, 1), "loading {wide_bar} {percent} %, {eta} left");
-    let progress = |elements: usize| bar.inc(elements as u64);
-    let loader = Loader { config, source: &source, progress: &progress };
-    let replicated = Arc::new(loader.replicated(&mut Cpu::new(config, 0, ranks, job.sums))?);
-    let load = |rank| -> Result<(Cpu, Shard<_>)> {
-        let mut device = Cpu::new(config, rank, ranks, job.sums);
-        let shard = loader.shard(&mut device, rank, ranks, pools)?;
-        Ok((device, shard))
-    };
-    let loaded = on_threads((0..ranks).collect(), load)?;
-    bar.finish_and_clear();
+    let pools = need.pools(layers, source.may_share_experts(), size_of::<f32>(), memory)?;
+    let devices = (0..ranks).map(|rank| Cpu::new(config, rank, ranks, job.sums)).collect();
+    let loaded = load(job, &source, devices, pools, &|_| 0)?;
 
     // Only now that nothing can fail on one rank alone do ranks begin to wait for each other.
     let comms = Communicator::create_local(ranks, &job.comm)?;
-    let bar = self::bar(plan.steps() as u64, "verifying {wide_bar} {pos}/{len} passes, {eta} left");
-    let measure = |(comm, (device, shard)): (Communicator, (Cpu, Shard<_>))| {
+    let bar = verifying(plan);
+    let results = on_threads(comms.into_iter().zip(loaded).collect(), |(comm, loaded)| {
         let first = comm.rank() == 0;
-        let reduce = Reduce { comm, by: AllReduce::Peerlane, fused: job.fused, barrier: false };
-        let replicated = Arc::clone(&replicated);
-        let (rows, cache) = (plan.rows(), plan.cache_rows());
-        let mut rank = Rank::new(config, device, replicated, shard, reduce, rows, cache)?;
-        let measured = measure::measure(&mut rank, plan, &|| {
-            if first {
-                bar.inc(1);
-            }
-        })?;
+        let mut rank = loaded.rank(job, comm)?;
+        let measured = measure::measure(&mut rank, plan, &|| bar.inc(first.into()))?;
         Ok((measured, rank.reduce.comm.stats()))
-    };
-    let results = on_threads(comms.into_iter().zip(loaded).collect(), measure)?;
+    })?;
     bar.finish_and_clear();
+    let parameters = need.bytes(layers, 1) - need.buffers as u64;
+    let (pools, bytes) = ((pools, memory), need.bytes(pools, size_of::<f32>()));
+    outcome(job, results, machine(), pools, parameters, bytes)
+}
 
+#[cfg(feature = "cuda")]
+fn on_gpus(job: &Job, wanted: &Wanted) -> Result<Outcome> {
+    let (config, ranks, plan) = (&job.config, job.ranks, &job.plan);
+    let source = Source::open(&job.origin)?;
+    let gpus = Gpus::new(wanted, ranks)?;
+    let nccl = match plan.by {
+        AllReduce::Nccl => Some(Nccl::open(wanted.nccl.as_deref())?),
+        _ => None,
+    };
+    nccl.map_or(Ok(()), |nccl| nccl.require_sharing(gpus.ranks_per_gpu))?;
+    let limits = plan.limits();
+    let whole = Need::new(config, ranks, plan.rows(), plan.cache_rows());
+    let need = whole.on_device(gpus.ranks_per_gpu, ranks);
+    let room = gpus.room(config, &limits)?;
+    let memory = job.memory.map_or(room, |memory| memory.min(room));
+    let layers = config.moe_layers();
+    let pools = need.pools(layers, source.may_share_experts(), size_of::<bf16>(), memory)?;
+
+    let meeting = Arc::new(Meeting::new(ranks));
+    let device = |rank: usize| {
+        let gpu = Arc::clone(&gpus.gpus[gpus.of(rank)]);
+        Cuda::new(config, rank, ranks, gpu, gpus.blas, limits, Arc::clone(&meeting))
+    };
+    let devices = (0..ranks).map(device).collect::<Result<Vec<_>>>()?;
+    let mut machine = format!("{}, {}", gpus.describe()?, devices[0].describe_blas()?);
+    if let Some(nccl) = nccl {
+        machine += &format!(", NCCL {}", nccl.version());
+    }
+    let loaded = load(job, &source, devices, pools, &|rank| gpus.of(rank))?;
+    let id = nccl.map(|nccl| Ok::<_, anyhow::Error>((nccl, nccl.unique_id()?))).transpose()?;
+
+    let comms = gpus.communicators(&job.comm)?;
+    let bar = verifying(plan);
+    let results = on_threads(comms.into_iter().zip(loaded).collect(), |(comm, loaded)| {
+        let number = comm.rank();
+        let gpu = Arc::clone(loaded.device.gpu());
+        let work = || {
+            // Current throughout, so that each operation finds it so.
+            let _current = gpu.context.enter()?;
+            let mut rank = loaded.rank(job, comm)?;
+            if let Some((nccl, id)) = id {
+                rank.device.join_nccl(nccl, id, ranks, number)?;
+            }
+            rank.device.finish()?;
+            // Nothing is allocated any more once the first rank waits for another on the GPU.
+            rank.device.meet()?;
+            let tick = || bar.inc((number == 0).into());
+            let measured = measure::graphs::measure(&mut rank, plan, &tick)?;
+            let stats = rank.reduce.comm.stats();
+            // Freeing waits for the GPU.
+            rank.device.meet()?;
+            rank.device.close()?;
+            Ok((measured, stats))
+        };
+        work().inspect_err(|_| meeting.leave())
+    })?;
+    bar.finish_and_clear();
+    let own: u64 = (0..gpus.ranks_per_gpu.min(ranks))
+        .map(|rank| Cuda::own_bytes(config, rank, ranks, &limits))
+        .sum();
+    let parameters = whole.bytes(layers, 1) - whole.buffers as u64;
+    let bytes = need.bytes(pools, size_of::<bf16>()) + own;
+    outcome(job, results, machine, (pools, memory), parameters, bytes)
+}
+
+/// A rank's device with its weights.
+pub struct Loaded<D: Device> {
+    pub device: D,
+    replicated: Arc<Replicated<D::Weight>>,
+    shard: Shard<D::Weight>,
+}
+
+impl<D: Device> Loaded<D> {
+    /// With a communicator and memory for its passes.
+    fn rank(self, job: &Job, comm: Communicator) -> Result<Rank<D>> {
+        let reduce = Reduce { comm, by: AllReduce::Peerlane, fused: job.fused, barrier: false };
+        let (rows, cache) = (job.plan.rows(), job.plan.cache_rows());
+        let Loaded { device, replicated, shard } = self;
+        Rank::new(&job.config, device, replicated, shard, reduce, rows, cache)
+    }
+}
+
+/// Loads every rank's part of the model, and what ranks with the same `place` share once.
+fn load<D: Device + Send>(
+    job: &Job,
+    source: &Source,
+    mut devices: Vec<D>,
+    pools: usize,
+    place: &dyn Fn(usize) -> usize,
+) -> Result<Vec<Loaded<D>>>
+where
+    D::Weight: Send + Sync,
+{
+    let (config, ranks) = (&job.config, job.ranks);
+    let weights = Need { buffers: 0, ..Need::new(config, ranks, 0, 0) };
+    let bar = bar(weights.bytes(pools, 1), "loading {wide_bar} {percent} %, {eta} left");
+    let progress = |elements: usize| bar.inc(elements as u64);
+    let loader = Loader { config, source, progress: &progress };
+    let mut replicas: Vec<Arc<Replicated<D::Weight>>> = Vec::new();
+    let mut all = Vec::new();
+    for (rank, mut device) in devices.drain(..).enumerate() {
+        if place(rank) == replicas.len() {
+            replicas.push(Arc::new(loader.replicated(&mut device)?));
+            device.finish()?;
+        }
+        all.push((rank, device, Arc::clone(&replicas[place(rank)])));
+    }
+    let loaded = on_threads(all, |(rank, mut device, replicated)| {
+        let shard = loader.shard(&mut device, rank, ranks, pools)?;
+        device.finish()?;
+        Ok(Loaded { device, replicated, shard })
+    })?;
+    bar.finish_and_clear();
+    Ok(loaded)
+}
+
+/// Puts together what the ranks say, after a look at whether they hold the same bits.
+fn outcome(
+    job: &Job,
+    results: Vec<(Vec<Measured>, Stats)>,
+    machine: String,
+    (pools, memory): (usize, u64),
+    parameters: u64,
+    bytes: u64,
+) -> Result<Outcome> {
     let (ranks, stats): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-    if plan.by == AllReduce::Peerlane {
-        for (at, draft) in plan.drafts.iter().enumerate() {
+    if job.plan.by == AllReduce::Peerlane {
+        for (at, draft) in job.plan.drafts.iter().enumerate() {
             let prints: Vec<u64> =
                 ranks.iter().map(|rank: &Vec<Measured>| rank[at].fingerprint).collect();
             let other = prints.iter().position(|print| *print != prints[0]);
@@ -87,9 +221,11 @@ pub fn run(job: &Job) -> Result<Outcome> {
     }
     Ok(Outcome {
         ranks,
+        machine,
         pools,
-        parameters: weights.bytes(layers, 1),
-        bytes: need.bytes(pools, ELEMENT),
+        memory,
+        parameters,
+        bytes,
         served: stats.first().map(served).unwrap_or_default(),
         islands: match &job.comm.islands {
             Some(islands) => islands.to_string(),
@@ -100,7 +236,7 @@ pub fn run(job: &Job) -> Result<Outcome> {
 
 /// Runs `work` on a thread for each item; results in their order, or the error that came first in rank order and is not only
 /// another rank's consequence.
-fn on_threads<T: Send, R: Send>(
+pub fn on_threads<T: Send, R: Send>(
     items: Vec<T>,
     work: impl Fn(T) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
@@ -124,6 +260,10 @@ fn on_threads<T: Send, R: Send>(
     });
     let consequence = |error: &anyhow::Error| {
         use peerlane::Error::{Aborted, RankDied, RankLeft};
+        #[cfg(feature = "cuda")]
+        if error.is::<Left>() {
+            return true;
+        }
         let cause = error.downcast_ref::<peerlane::Error>();
         matches!(cause, Some(Aborted { .. } | RankDied { .. } | RankLeft { .. }))
     };
@@ -148,6 +288,11 @@ fn served(stats: &Stats) -> String {
     let algorithms: Vec<_> = algorithms.map(|a| a.name()).collect();
     let protocols: Vec<_> = protocols.map(|p| p.name()).collect();
     format!("{} by {}", algorithms.join(", "), protocols.join(", "))
+}
+
+/// The bar of a run's passes.
+fn verifying(plan: &Plan) -> ProgressBar {
+    bar(plan.steps() as u64, "verifying {wide_bar} {pos}/{len} passes, {eta} left")
 }
 
 /// A progress bar on a terminal, and nothing elsewhere.

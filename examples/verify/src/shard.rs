@@ -127,13 +127,23 @@ pub struct Loader<'a> {
 }
 
 impl Loader<'_> {
+    /// Parts with rows of one length, one below the other.
+    fn load<D: Device>(&self, device: &mut D, parts: &[Part], wide: bool) -> Result<D::Weight> {
+        let elements = parts.iter().map(|part| part.rows.len() * part.columns.len()).sum();
+        let weight = match self.source {
+            Source::Random(random) => device.random_weight(random, parts, wide)?,
+            source => {
+                let mut values = Vec::with_capacity(elements);
+                parts.iter().try_for_each(|part| source.append(&mut values, part))?;
+                device.weight(values, parts[0].columns.len(), wide)?
+            }
+        };
+        (self.progress)(elements);
+        Ok(weight)
+    }
+
     fn take<D: Device>(&self, device: &mut D, parts: &[Part]) -> Result<D::Weight> {
-        let mut values = Vec::new();
-        for part in parts {
-            self.source.append(&mut values, part)?;
-        }
-        (self.progress)(values.len());
-        device.weight(values, parts[0].columns.len())
+        self.load(device, parts, false)
     }
 
     fn vector<D: Device>(&self, device: &mut D, name: &str, elements: usize) -> Result<D::Weight> {
@@ -160,7 +170,9 @@ impl Loader<'_> {
                     let gate = name("mlp.gate.weight");
                     let gate = self.take(device, &[Part::whole(&gate, [experts, hidden])])?;
                     let bias = name("mlp.gate.e_score_correction_bias");
-                    Some((gate, self.vector(device, &bias, experts)?))
+                    // In fp32 everywhere: it decides between scores that are close to each other.
+                    let bias = self.load(device, &[Part::vector(&bias, experts)], true)?;
+                    Some((gate, bias))
                 }
             };
             layers.push(ReplicatedLayer {
@@ -273,23 +285,29 @@ impl Loader<'_> {
     ) -> Result<Experts<D::Weight>> {
         let hidden = self.config.hidden_size;
         let mine = split(width, rank, ranks);
-        let (mut gate_up, mut down) = (Vec::new(), Vec::new());
-        for name in names {
-            for factor in ["gate_proj", "up_proj"] {
-                let tensor = format!("{name}.{factor}.weight");
-                let part = Part::whole(&tensor, [width, hidden]).rows(mine.clone());
-                self.source.append(&mut gate_up, &part)?;
-            }
-            let tensor = format!("{name}.down_proj.weight");
-            let part = Part::whole(&tensor, [hidden, width]).columns(mine.clone());
-            self.source.append(&mut down, &part)?;
-        }
-        (self.progress)(gate_up.len() + down.len());
+        let tensors = |factors: &[&str]| -> Vec<String> {
+            let of = |name: &String| {
+                factors
+                    .iter()
+                    .map(move |factor| format!("{name}.{factor}.weight"))
+                    .collect::<Vec<_>>()
+            };
+            names.iter().flat_map(of).collect()
+        };
+        let (inner, outer) = (tensors(&["gate_proj", "up_proj"]), tensors(&["down_proj"]));
+        let gate_up: Vec<Part> = inner
+            .iter()
+            .map(|tensor| Part::whole(tensor, [width, hidden]).rows(mine.clone()))
+            .collect();
+        let down: Vec<Part> = outer
+            .iter()
+            .map(|tensor| Part::whole(tensor, [hidden, width]).columns(mine.clone()))
+            .collect();
         Ok(Experts {
             count: names.len(),
             width: mine.len(),
-            gate_up: device.weight(gate_up, hidden)?,
-            down: device.weight(down, mine.len())?,
+            gate_up: self.take(device, &gate_up)?,
+            down: self.take(device, &down)?,
         })
     }
 }

@@ -139,6 +139,13 @@ pub struct GraphExec {
 unsafe impl Send for GraphExec {}
 
 impl GraphExec {
+    /// Brings it to the device ahead of its first launch, which does so otherwise: for ranks that share a device, whose first
+    /// launches come while others' kernels already wait for them. Does nothing where the driver cannot.
+    pub fn upload(&self, entered: &Entered<'_>, stream: StreamRef) -> Result<()> {
+        // SAFETY: both live.
+        Ok(unsafe { entered.symbols().cuGraphUpload(self.raw, stream.raw()) }.unwrap_or(Ok(()))?)
+    }
+
     /// Queues one replay; replays of one graph run one after the other.
     pub fn launch(&self, entered: &Entered<'_>, stream: StreamRef) -> Result<()> {
         // SAFETY: both live; what the nodes refer to is kept alive by whoever recorded them.

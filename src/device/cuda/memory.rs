@@ -80,6 +80,14 @@ impl Drop for DeviceMemory {
     }
 }
 
+/// Bytes of the current device that can still be allocated, by anybody.
+pub fn available(entered: &Entered<'_>) -> Result<u64> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: writes two sizes.
+    unsafe { entered.symbols().cuMemGetInfo_v2(&mut free, &mut total) }?;
+    Ok(free as u64)
+}
+
 /// Queues a fill of `bytes` bytes at `ptr` with `value`; recorded where the stream is being captured.
 ///
 /// # Safety

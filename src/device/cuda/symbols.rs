@@ -147,6 +147,7 @@ symbols! {
 
         fn cuMemAlloc_v2(ptr: *mut sys::CUdeviceptr, bytes: usize);
         fn cuMemFree_v2(ptr: sys::CUdeviceptr);
+        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
         fn cuMemcpyHtoDAsync_v2(dst: sys::CUdeviceptr, src: *const c_void, bytes: usize, stream: sys::CUstream);
         fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
         fn cuMemcpyAsync(dst: sys::CUdeviceptr, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
@@ -252,6 +253,7 @@ symbols! {
     }
     optional {
         fn cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
+        fn cuGraphUpload(exec: sys::CUgraphExec, stream: sys::CUstream);
         fn cuFuncLoad(function: sys::CUfunction);
         fn cuFuncGetParamInfo(function: sys::CUfunction, index: usize, offset: *mut usize, bytes: *mut usize);
     }

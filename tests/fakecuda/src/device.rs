@@ -108,7 +108,7 @@ entry! {
     }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         gpu(device)?;
-        put(bytes, 80 << 30)
+        put(bytes, crate::memory::MEMORY_BYTES)
     }
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         put(can, config().peers(gpu(device)?, gpu(peer)?).into())

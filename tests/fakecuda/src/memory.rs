@@ -23,6 +23,9 @@ pub struct Allocation {
     pub exported: bool,
 }
 
+/// Of every GPU. Pages cost nothing until they are written.
+pub const MEMORY_BYTES: usize = 80 << 30;
+
 pub static ALLOCATIONS: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
 /// Registered host ranges: size and whether devices may use them.
 static REGISTERED: Mutex<BTreeMap<u64, (usize, bool)>> = Mutex::new(BTreeMap::new());
@@ -65,6 +68,12 @@ entry! {
         forbid(ptr);
         access::unmap(ptr, allocation.bytes);
         Ok(())
+    }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let gpu = current()?;
+        let used: usize = lock(&ALLOCATIONS).values().filter(|a| a.gpu == gpu).map(|a| a.bytes).sum();
+        put(free, MEMORY_BYTES.saturating_sub(used))?;
+        put(total, MEMORY_BYTES)
     }
     fn cuMemsetD8Async(ptr: u64, value: u8, count: usize, stream: usize) {
         check(ptr, count)?;

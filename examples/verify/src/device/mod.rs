@@ -6,10 +6,14 @@
 //! waits for queued work, and is not called inside a pass.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 use crate::batch::Batch;
+use crate::reduce::Over;
 use crate::shard::Dims;
 use crate::stamp::{Kind, Part, Times};
+use crate::weights::{Part as Tensor, Random};
 use anyhow::Result;
 use peerlane::comm::Communicator;
 
@@ -46,11 +50,20 @@ pub trait Device: Sized {
 
     // --- host ---
 
-    /// Takes over weights with rows of `columns` elements.
-    fn weight(&mut self, values: Vec<f32>, columns: usize) -> Result<Self::Weight>;
-    /// A buffer of zeros.
-    fn buffer(&mut self, elements: usize) -> Result<Self::Buffer>;
-    /// Takes over a batch.
+    /// Takes over weights with rows of `columns` elements; at the precision of weights, or in fp32 where they are `wide`.
+    fn weight(&mut self, values: Vec<f32>, columns: usize, wide: bool) -> Result<Self::Weight>;
+    /// The same from a seed, which a device may draw itself; all parts have rows of one length.
+    fn random_weight(
+        &mut self,
+        random: &Random,
+        parts: &[Tensor],
+        wide: bool,
+    ) -> Result<Self::Weight>;
+    /// A buffer of zeros, at the precision of activations, or in fp32 where it is `wide`.
+    fn buffer(&mut self, elements: usize, wide: bool) -> Result<Self::Buffer>;
+    /// A buffer of zeros for `rows` rows of the cache.
+    fn cache(&mut self, rows: usize) -> Result<Self::Buffer>;
+    /// Takes over a batch, in the place of the one before it.
     fn batch(&mut self, batch: &Batch) -> Result<Self::Batch>;
     /// Room for the routing of `rows` rows.
     fn routing(&mut self, rows: usize) -> Result<Self::Routing>;
@@ -59,12 +72,18 @@ pub trait Device: Sized {
     /// What the router decided for the first rows.
     fn read_routing(&mut self, routing: &Self::Routing, rows: usize) -> Result<Routed>;
     /// Puts another's decision in the place of the router's: what comparisons at low precision need.
-    #[cfg_attr(not(test), allow(dead_code))]
+    #[cfg_attr(not(any(test, feature = "cuda")), allow(dead_code))]
     fn write_routing(&mut self, routing: &mut Self::Routing, routed: &Routed) -> Result<()>;
     /// What [`choose`](Self::choose) chose for the first rows.
     fn read_chosen(&mut self, rows: usize) -> Result<Vec<u32>>;
-    /// Waits for everything queued.
+    /// How many tokens [`accept`](Self::accept) committed for each sequence.
+    fn read_accepted(&mut self, batch: &Self::Batch) -> Result<Vec<u32>>;
+    /// Waits for everything queued; an error of what has run.
     fn finish(&mut self) -> Result<()>;
+    /// Between layers: a device that queues may let its queue run empty here, lest it fill up.
+    fn pace(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Time by part since the last call.
     fn take_times(&mut self) -> Result<Times>;
 
@@ -162,21 +181,18 @@ pub trait Device: Sized {
         rows: usize,
     ) -> Result<()>;
     /// Of every row the token with the largest logit, the lower one of equals. `logits` are those from token `first` on;
-    /// with a communicator the choice is made over all ranks.
+    /// where ranks work together the choice is made over all of them.
     fn choose(
         &mut self,
         logits: &Self::Buffer,
         rows: usize,
         first: usize,
-        comm: Option<&Communicator>,
+        over: Option<Over>,
     ) -> Result<()>;
+    /// How many tokens a greedy verifier commits for each sequence, from what was chosen.
+    fn accept(&mut self, batch: &Self::Batch) -> Result<()>;
     /// Sums the first elements over all ranks, in place.
-    fn all_reduce(
-        &mut self,
-        comm: &Communicator,
-        buffer: &mut Self::Buffer,
-        elements: usize,
-    ) -> Result<()>;
+    fn all_reduce(&mut self, over: Over, buffer: &mut Self::Buffer, elements: usize) -> Result<()>;
     /// Whether all-reduce, residual add and norm can be one operation here.
     fn fuses(&self) -> bool;
     /// [`all_reduce`](Self::all_reduce) of `x` and [`add_rms_norm`](Self::add_rms_norm) in one, with the same bits.
@@ -196,4 +212,24 @@ pub trait Device: Sized {
 
     /// Sizes of this rank's part of the model.
     fn dims(&self) -> &Dims;
+}
+
+/// A device that can keep a pass and carry it out again without the host.
+#[cfg(feature = "cuda")]
+pub trait Recorder: Device {
+    /// A pass that was kept.
+    type Recorded;
+
+    /// From now on operations are kept and not carried out; with `stamps` the times of their parts are taken too.
+    fn record(&mut self, stamps: bool) -> Result<()>;
+    /// What was kept.
+    fn recorded(&mut self) -> Result<Self::Recorded>;
+    /// Queues it `times` times, without a break; seconds of each, without the first.
+    fn time(&mut self, recorded: &Self::Recorded, times: usize) -> Result<Vec<f64>>;
+    /// Queues it once; all ranks do.
+    fn replay(&mut self, recorded: &Self::Recorded) -> Result<()>;
+    /// Waits on the host until all ranks are here.
+    fn meet(&mut self) -> Result<()>;
+    /// Where the time of its last replay went.
+    fn times(&mut self, recorded: &Self::Recorded) -> Result<Times>;
 }

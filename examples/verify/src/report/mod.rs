@@ -4,7 +4,7 @@ mod chart;
 pub mod page;
 pub mod table;
 
-use crate::args::{Args, Fused, Job};
+use crate::args::{Args, Fused, Job, On};
 use crate::batch::Draft;
 use crate::device::cpu::Sums;
 use crate::economics::Worth;
@@ -35,6 +35,7 @@ pub struct Report {
     /// Distinct pools of routed experts; fewer than MoE layers where layers share them.
     pub expert_pools: usize,
     pub ranks: usize,
+    pub device: On,
     pub islands: String,
     pub all_reduce: AllReduce,
     /// Whether residual add and norm were part of the all-reduce.
@@ -72,6 +73,8 @@ pub struct Width {
     /// The same where ranks wait for each other before every all-reduce, and the wait is not counted.
     pub all_reduce_in_step_ms: f64,
     pub all_reduce_in_step_share: f64,
+    /// The pass's all-reduces one after the other with nothing between; on devices that record passes.
+    pub all_reduce_alone_ms: Option<f64>,
     /// What ranks waited for each other then.
     pub wait_ms: f64,
     /// Distinct experts that a MoE layer's tokens went to.
@@ -101,6 +104,7 @@ impl Report {
         };
         match (self.all_reduce, self.fused) {
             (AllReduce::None, _) => "nobody".into(),
+            (AllReduce::Nccl, _) => format!("NCCL, {sums}"),
             (AllReduce::Peerlane, false) => format!("peerlane, {sums}, {}", self.served_by),
             (AllReduce::Peerlane, true) => {
                 format!("peerlane, {sums}, add and RMSNorm fused, {}", self.served_by)
@@ -121,7 +125,7 @@ impl Report {
         Report {
             version: env!("CARGO_PKG_VERSION"),
             command: std::env::args().collect::<Vec<_>>().join(" "),
-            machine: machine(),
+            machine: outcome.machine.clone(),
             model: format!(
                 "{}: {} layers ({dense} dense, {moe} MoE), hidden {}, {} heads, {} experts, {} a token; {:.1} M parameters, {}",
                 job.name,
@@ -141,6 +145,7 @@ impl Report {
             ranks: job.ranks,
             islands: outcome.islands.clone(),
             all_reduce: job.plan.by,
+            device: if job.gpu.is_some() { On::Cuda } else { On::Cpu },
             fused: job.fused && job.plan.by == AllReduce::Peerlane,
             sums: job.sums,
             served_by: outcome.served.clone(),
@@ -178,6 +183,10 @@ impl Width {
         };
         let whole: Vec<f64> = passes.clone().map(|pass| slowest(pass, |r| &r.passes)).collect();
         let bare: Vec<f64> = passes.clone().map(|pass| slowest(pass, |r| &r.bare)).collect();
+        let alone: Vec<f64> = match ranks.first() {
+            Some(rank) => (0..rank.alone.len()).map(|pass| slowest(pass, |r| &r.alone)).collect(),
+            None => Vec::new(),
+        };
         // The parts are those of the median pass, so that they add up to it however far a pass was out.
         let times = mean(median(&whole), |rank| &rank.times);
         let in_step: Vec<Times> = passes.map(|pass| mean(pass, |r| &r.times_in_step)).collect();
@@ -187,8 +196,7 @@ impl Width {
             |times: &Times| times.part(Part::AllReduce) / (times.total() - times.part(Part::Wait));
         let first = ranks.first();
         let experts = first.map(|rank| rank.experts.as_slice()).unwrap_or_default();
-        let accepted =
-            first.filter(|_| job.plan.by == AllReduce::Peerlane).map(|rank| rank.accepted);
+        let accepted = first.filter(|_| job.plan.by != AllReduce::None).map(|rank| rank.accepted);
         let most = draft.depth() as f64;
         let tokens = args.acceptance.or(accepted).unwrap_or(most).min(most);
         let drafting = if draft.rows() > 1 { args.draft_time } else { 0.0 };
@@ -211,6 +219,7 @@ impl Width {
             all_reduce_share: share(&times),
             all_reduce_in_step_ms: in_step.part(Part::AllReduce) * 1e3,
             all_reduce_in_step_share: share(&in_step),
+            all_reduce_alone_ms: alone.first().map(|_| alone[median(&alone)]),
             wait_ms: in_step.part(Part::Wait) * 1e3,
             experts_mean: experts.iter().sum::<usize>() as f64 / experts.len().max(1) as f64,
             experts_least: experts.iter().min().copied().unwrap_or(0),
@@ -238,7 +247,7 @@ impl Width {
 
 fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
     let mut notes = Vec::new();
-    if args.fused == Fused::On && !job.fused {
+    if args.fused == Fused::On && !job.fused && job.plan.by == AllReduce::Peerlane {
         notes.push(
             "Add and RMSNorm ran apart from the all-reduce: the fused operation is for 16-bit floats (--sums bf16)."
                 .into(),
@@ -249,7 +258,7 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
         notes.push(format!(
             "{moe} MoE layers share {} pools of routed experts: with one each the model would not fit into {}.",
             outcome.pools,
-            memory::bytes(job.memory)
+            memory::bytes(outcome.memory)
         ));
     }
     if job.plan.by == AllReduce::None {
@@ -259,7 +268,21 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
                 .into(),
         );
     }
-    if job.ranks > cores() {
+    if job.gpu.is_some() {
+        notes.push(
+            "Passes are replays of one graph. Parts are timed by a clock that the GPU reads between them, which takes time itself; \
+             pass, no sums and alone are without it. Alone: the pass's all-reduces with nothing between."
+                .into(),
+        );
+    }
+    if job.plan.by == AllReduce::Nccl {
+        notes.push(
+            "Where ranks share a GPU, NCCL has at most 4 blocks a rank, unless NCCL_MAX_CTAS says otherwise: its waiting kernels \
+             must leave room for what they wait for."
+                .into(),
+        );
+    }
+    if job.gpu.is_none() && job.ranks > cores() {
         notes.push(format!(
             "{} ranks share {} cores, so a rank's wait for another holds that one's computing too.",
             job.ranks,
@@ -268,7 +291,7 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
     }
     match args.acceptance {
         Some(_) => notes.push("Tokens a pass are those of --acceptance, as far as a draft is deep enough.".into()),
-        None if job.plan.by == AllReduce::Peerlane => notes.push(format!(
+        None if job.plan.by != AllReduce::None => notes.push(format!(
             "Drafts held the token that the model goes on to choose with probability {}; tokens a pass are measured with them.",
             job.plan.hits
         )),
@@ -289,7 +312,7 @@ fn cores() -> usize {
 }
 
 /// What the run ran on, in a line.
-fn machine() -> String {
+pub fn machine() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     let model = model.clone().find(|(key, _)| key.trim() == "model name");

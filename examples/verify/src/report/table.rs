@@ -9,12 +9,13 @@ use std::fmt::Write;
 /// The whole report.
 pub fn text(report: &Report) -> String {
     let mut text = String::new();
+    let ranks = format!("{} threads, islands: {}", report.ranks, report.islands);
     let contexts: Vec<String> = report.contexts.iter().map(usize::to_string).collect();
     for (name, value) in [
         ("machine", report.machine.clone()),
         ("model", report.model.clone()),
         ("memory", bytes(report.bytes)),
-        ("ranks", format!("{} threads, islands: {}", report.ranks, report.islands)),
+        ("ranks", ranks),
         ("sums by", report.sums_by()),
         ("contexts", contexts.join(", ")),
         ("command", report.command.clone()),
@@ -24,7 +25,7 @@ pub fn text(report: &Report) -> String {
     let _ = writeln!(
         text,
         "#\n# A pass (ms), median of {}. no sums: nobody sums; all-reduce: in a pass, waiting for late ranks included; in step: after a\n\
-         # barrier; calls: all-reduces, of so many bytes each; experts: distinct ones a MoE layer (least-most); tokens: committed a\n\
+         # barrier; alone: with nothing between them; calls: all-reduces, of so many bytes each; experts: distinct ones a MoE layer (least-most); tokens: committed a\n\
          # pass and sequence; tokens/s: of a sequence; gain: over plain decoding (from this many tokens a pass on).\n",
         report.passes
     );
@@ -72,7 +73,7 @@ pub fn verdict(report: &Report) -> Option<String> {
 }
 
 /// Names of the columns of [`cells`]; times are milliseconds.
-pub const COLUMNS: [&str; 14] = [
+pub const COLUMNS: [&str; 15] = [
     "draft",
     "rows",
     "pass",
@@ -81,6 +82,7 @@ pub const COLUMNS: [&str; 14] = [
     "share",
     "in step",
     "share",
+    "alone",
     "calls",
     "bytes",
     "experts",
@@ -90,7 +92,7 @@ pub const COLUMNS: [&str; 14] = [
 ];
 
 /// One draft width.
-pub fn cells(width: &Width) -> [String; 14] {
+pub fn cells(width: &Width) -> [String; 15] {
     [
         width.name(),
         width.rows.to_string(),
@@ -100,6 +102,7 @@ pub fn cells(width: &Width) -> [String; 14] {
         percent(width.all_reduce_share),
         ms(width.all_reduce_in_step_ms),
         percent(width.all_reduce_in_step_share),
+        width.all_reduce_alone_ms.map_or("-".into(), ms),
         width.all_reduces.to_string(),
         width.all_reduce_bytes.to_string(),
         format!("{:.1} ({}-{})", width.experts_mean, width.experts_least, width.experts_most),

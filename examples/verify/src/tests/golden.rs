@@ -1,11 +1,12 @@
 //! The golden data: what HuggingFace transformers answers for the same weights and tokens (see `golden/README.md`).
 
-use crate::batch::{Batch, Draft};
+use crate::batch::Batch;
+use crate::check::golden::{self, largest, CACHE, PREFILL, ROWS, TREE, VERIFY};
+pub use crate::check::golden::{cache_start, CONTEXTS, DRAFT};
 use crate::config::Config;
 use crate::device::cpu::{Cpu, Sums};
 use crate::device::{Device, Routed};
 use crate::mistake::{self, Mistake};
-use crate::moe::Routing;
 use crate::observe::{Half, Observer, Site, Unobserved};
 use crate::pass::Rank;
 use crate::reduce::{AllReduce, Reduce};
@@ -14,14 +15,10 @@ use crate::weights::{Origin, Source};
 use anyhow::Result;
 use peerlane::comm::{Communicator, Config as CommConfig};
 use peerlane::env::Env;
-use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// Contexts of the three sequences, and the rows verified behind each.
-pub const CONTEXTS: [usize; 3] = [13, 7, 21];
-pub const DRAFT: usize = 4;
 /// How far values may be from the golden ones.
 pub const LOGITS: f32 = 1e-5;
 pub const HIDDEN: f32 = 5e-5;
@@ -30,45 +27,36 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/dsv3_tiny"))
 }
 
-/// A file of tensors.
-pub struct Golden(Vec<u8>);
+/// The golden data of this repository, whose tensors are there.
+pub struct Golden(golden::Golden);
 
 impl Golden {
-    fn open(name: &str) -> Self {
-        Golden(std::fs::read(folder().join(name)).unwrap())
-    }
-
     pub fn answers() -> &'static Self {
         static ANSWERS: OnceLock<Golden> = OnceLock::new();
-        ANSWERS.get_or_init(|| Self::open("golden.safetensors"))
+        ANSWERS.get_or_init(|| Golden(golden::Golden::answers(&folder()).unwrap()))
     }
 
     pub fn partials() -> &'static Self {
         static PARTIALS: OnceLock<Golden> = OnceLock::new();
-        PARTIALS.get_or_init(|| Self::open("partials_tp8.safetensors"))
+        let open = || golden::Golden::open(&folder(), "partials_tp8.safetensors").unwrap();
+        PARTIALS.get_or_init(|| Golden(open()))
     }
 
     pub fn floats(&self, name: &str) -> Vec<f32> {
-        let file = SafeTensors::deserialize(&self.0).unwrap();
-        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert_eq!(tensor.dtype(), safetensors::Dtype::F32, "{name}");
-        tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        self.0.floats(name).unwrap()
     }
 
-    pub fn integers(&self, name: &str) -> Vec<i32> {
-        let file = SafeTensors::deserialize(&self.0).unwrap();
-        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert_eq!(tensor.dtype(), safetensors::Dtype::I32, "{name}");
-        tensor.data().as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    pub fn of_sequences(&self, name: impl Fn(usize) -> String) -> Vec<f32> {
+        self.0.of_sequences(name).unwrap()
     }
 
     fn tokens(&self, name: &str) -> Vec<u32> {
-        self.integers(name).into_iter().map(|token| token as u32).collect()
+        self.0.tokens(name).unwrap()
     }
 }
 
 pub fn config() -> Config {
-    Config::read(&folder().join("config.json")).unwrap()
+    Golden::answers().0.config().unwrap()
 }
 
 /// What one rank saw in one pass.
@@ -138,11 +126,6 @@ pub struct Outcome {
     pub tree: Seen,
 }
 
-/// Where sequence `s` begins in the cache.
-pub fn cache_start(s: usize) -> usize {
-    CONTEXTS[..s].iter().map(|context| context + 8).sum()
-}
-
 /// Runs the golden passes on `setting.ranks` threads.
 pub fn run(setting: &Setting) -> Vec<Outcome> {
     let source = Source::open(&Origin::Folder(folder())).unwrap();
@@ -168,7 +151,7 @@ pub fn run(setting: &Setting) -> Vec<Outcome> {
                         barrier: false,
                     };
                     let config = &setting.config;
-                    let rank = Rank::new(config, device, replicated, shard, reduce, 64, 80);
+                    let rank = Rank::new(config, device, replicated, shard, reduce, ROWS, CACHE);
                     outcome(&mut rank.unwrap(), setting.given).unwrap()
                 })
             })
@@ -178,46 +161,19 @@ pub fn run(setting: &Setting) -> Vec<Outcome> {
 }
 
 fn outcome(rank: &mut Rank<Cpu>, given: Option<f32>) -> Result<Outcome> {
-    let golden = Golden::answers();
-    let tokens: Vec<Vec<u32>> = (0..3).map(|s| golden.tokens(&format!("s{s}.input_ids"))).collect();
-    let mut prefill = Batch::default();
-    let mut verify = Batch::default();
-    for (s, &context) in CONTEXTS.iter().enumerate() {
-        let (draft, block) = (Draft::chain(context)?, Draft::chain(DRAFT)?);
-        prefill.push(cache_start(s), 0, &draft, &tokens[s]);
-        verify.push(cache_start(s), context, &block, &tokens[s][context..]);
-    }
-    let give = |rank: &mut Rank<Cpu>, names: &[&str], factor: f32| -> Result<()> {
-        rank.decision = Routing::Given;
-        for (layer, routing) in rank.routing.iter_mut().enumerate() {
-            let Some(routing) = routing else { continue };
-            let of = |name: &&str, what| format!("{name}.l{layer}.topk_{what}");
-            let experts = names.iter().flat_map(|name| golden.tokens(&of(name, "idx"))).collect();
-            let weights = names.iter().flat_map(|name| golden.floats(&of(name, "weight")));
-            let weights = weights.map(|weight| weight * factor).collect();
-            rank.device.write_routing(routing, &Routed { experts, weights })?;
-        }
-        Ok(())
+    let golden = &Golden::answers().0;
+    let give = |rank: &mut Rank<Cpu>, names: &[&str], factor: Option<f32>| match factor {
+        Some(factor) => golden.give(rank, names, factor),
+        None => Ok(()),
     };
-    if given.is_some() {
-        give(rank, &["s0.prefill", "s1.prefill", "s2.prefill"], 1.0)?;
-    }
+    give(rank, &PREFILL, given.and(Some(1.0)))?;
+    let prefill = golden.prefill()?;
     let batch = rank.device.batch(&prefill)?;
     rank.pass(&batch, prefill.rows(), false, &mut Unobserved)?;
-    if let Some(factor) = given {
-        give(rank, &["s0.verify", "s1.verify", "s2.verify"], factor)?;
-    }
-    let verify = seen(rank, &verify)?;
-    if given.is_some() {
-        give(rank, &["tree"], 1.0)?;
-    }
-
-    // The tree stands on the context alone, so its rows take the place of the chain's in the cache.
-    let mut tree = Batch::default();
-    let draft = Draft::tree(golden.integers("tree.parent"))?;
-    tree.push(cache_start(0), CONTEXTS[0], &draft, &golden.tokens("tree.input_ids"));
-    assert_eq!(tree.positions, golden.tokens("tree.position"));
-    Ok(Outcome { verify, tree: seen(rank, &tree)? })
+    give(rank, &VERIFY, given)?;
+    let verify = seen(rank, &golden.verify()?)?;
+    give(rank, &TREE, given.and(Some(1.0)))?;
+    Ok(Outcome { verify, tree: seen(rank, &golden.tree()?)? })
 }
 
 fn seen(rank: &mut Rank<Cpu>, batch: &Batch) -> Result<Seen> {
@@ -316,7 +272,7 @@ pub fn compare(outcomes: &[Outcome]) -> Distances {
         for outcome in outcomes {
             let seen = if *is_tree { &outcome.tree } else { &outcome.verify };
             for (row, wanted) in wanted.chunks(width).enumerate() {
-                let best = (0..width).max_by(|&a, &b| wanted[a].total_cmp(&wanted[b])).unwrap();
+                let best = largest(wanted);
                 all.mischosen += usize::from(seen.chosen[first + row] as usize != best);
             }
             for (map, half, suffix) in [

@@ -1,6 +1,7 @@
 //! The golden passes come out right over any number of ranks.
 
 use super::golden::{compare, distance, run, Golden, Setting, DRAFT, HIDDEN, LOGITS};
+use crate::check::golden::relative;
 use crate::device::cpu::Sums;
 use crate::observe::{Half, Site};
 
@@ -67,12 +68,9 @@ fn in_bf16_sums_stay_within_eight_percent_and_choices_are_the_same() {
         let mut worst = 0.0f32;
         for (site, sums) in &outcomes[0].verify.reduced {
             let half = if site.half == Half::Attention { "attn_out" } else { "mlp_out" };
-            let name = |s| format!("s{s}.verify.l{}.{half}", site.layer);
-            let wanted: Vec<f32> = (0..3).flat_map(|s| golden.floats(&name(s))).collect();
-            let norm =
-                |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
-            let off = norm(&mut sums.iter().zip(&wanted).map(|(a, b)| a - b));
-            worst = worst.max(off / norm(&mut wanted.iter().copied()));
+            let name = |s: usize| format!("s{s}.verify.l{}.{half}", site.layer);
+            let wanted = golden.of_sequences(name);
+            worst = worst.max(relative(sums, &wanted));
         }
         let distances = compare(&outcomes);
         println!("bf16, fused {fused}: sums off by {worst:.4}, {distances}");

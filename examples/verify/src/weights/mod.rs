@@ -5,6 +5,9 @@ mod fp8;
 mod random;
 
 use anyhow::{bail, Context, Result};
+#[cfg(feature = "cuda")]
+pub use random::Drawn;
+pub use random::Random;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -42,7 +45,7 @@ impl std::fmt::Display for Origin {
 
 /// An opened source of weights; ranks read it at the same time.
 pub enum Source {
-    Random(random::Random),
+    Random(Random),
     Checkpoint(checkpoint::Checkpoint),
 }
 
@@ -76,7 +79,7 @@ impl<'a> Part<'a> {
 impl Source {
     pub fn open(origin: &Origin) -> Result<Self> {
         Ok(match origin {
-            Origin::Random(seed) => Source::Random(random::Random::new(*seed)),
+            Origin::Random(seed) => Source::Random(Random::new(*seed)),
             Origin::Folder(path) => Source::Checkpoint(
                 checkpoint::Checkpoint::open(path)
                     .with_context(|| format!("--weights {}", path.display()))?,

@@ -8,14 +8,27 @@ pub struct Random {
     seed: u64,
 }
 
+/// How a tensor's values are drawn: element `i` from the hash of `key + i`, uniform in `centre` plus or minus `reach`.
+pub struct Drawn {
+    pub key: u64,
+    pub centre: f32,
+    pub reach: f32,
+}
+
 impl Random {
     pub fn new(seed: u64) -> Self {
         Random { seed }
     }
 
-    pub fn append(&self, values: &mut Vec<f32>, part: &Part) {
+    /// What the values of `part` are drawn from.
+    pub fn drawn(&self, part: &Part) -> Drawn {
         let key = part.name.bytes().fold(mix(self.seed), |key, byte| mix(key ^ u64::from(byte)));
         let (centre, reach) = range(part.name, part.shape[1]);
+        Drawn { key, centre, reach }
+    }
+
+    pub fn append(&self, values: &mut Vec<f32>, part: &Part) {
+        let Drawn { key, centre, reach } = self.drawn(part);
         for row in part.rows.clone() {
             let from = row * part.shape[1];
             values.extend(part.columns.clone().map(|column| {

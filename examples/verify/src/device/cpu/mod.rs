@@ -5,19 +5,23 @@ mod experts;
 mod gemm;
 mod norm;
 mod rope;
-mod router;
+pub(in crate::device) mod router;
 mod sums;
 
 use super::{Device, Experts, Routed};
 use crate::batch::Batch;
 use crate::config::Config;
 use crate::mistake::{made, Mistake};
+use crate::reduce::Over;
 use crate::shard::Dims;
 use crate::stamp::{Kind, Part, Times};
+use crate::weights::{Part as Tensor, Random};
 use anyhow::{ensure, Result};
 use gemm::{multiply, View};
 use peerlane::comm::Communicator;
 use peerlane::{DType, Op};
+#[cfg(feature = "cuda")]
+pub use rope::Rope;
 use std::time::Instant;
 pub use sums::Sums;
 
@@ -42,6 +46,8 @@ pub struct Cpu {
     experts: experts::Scratch,
     /// For every row the chosen token as a key whose maximum is the choice.
     chosen: Vec<u64>,
+    /// Tokens committed for every sequence.
+    accepted: Vec<u32>,
     sums: Sums,
     staging: sums::Staging,
     times: Times,
@@ -58,6 +64,7 @@ impl Cpu {
             scores: Vec::new(),
             experts: experts::Scratch::default(),
             chosen: Vec::new(),
+            accepted: Vec::new(),
             sums,
             staging: sums::Staging::default(),
             times: Times::default(),
@@ -79,12 +86,22 @@ impl Device for Cpu {
     type Batch = Batch;
     type Routing = Routed;
 
-    fn weight(&mut self, values: Vec<f32>, columns: usize) -> Result<Weight> {
+    fn weight(&mut self, values: Vec<f32>, columns: usize, _wide: bool) -> Result<Weight> {
         Ok(Weight { values, columns })
     }
 
-    fn buffer(&mut self, elements: usize) -> Result<Vec<f32>> {
+    fn random_weight(&mut self, random: &Random, parts: &[Tensor], wide: bool) -> Result<Weight> {
+        let mut values = Vec::new();
+        parts.iter().for_each(|part| random.append(&mut values, part));
+        self.weight(values, parts[0].columns.len(), wide)
+    }
+
+    fn buffer(&mut self, elements: usize, _wide: bool) -> Result<Vec<f32>> {
         Ok(vec![0.0; elements])
+    }
+
+    fn cache(&mut self, rows: usize) -> Result<Vec<f32>> {
+        self.buffer(rows * self.dims.cache_width(), false)
     }
 
     fn batch(&mut self, batch: &Batch) -> Result<Batch> {
@@ -118,6 +135,10 @@ impl Device for Cpu {
 
     fn read_chosen(&mut self, rows: usize) -> Result<Vec<u32>> {
         Ok(self.chosen[..rows].iter().map(|&key| !(key as u32)).collect())
+    }
+
+    fn read_accepted(&mut self, _batch: &Batch) -> Result<Vec<u32>> {
+        Ok(self.accepted.clone())
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -309,7 +330,7 @@ impl Device for Cpu {
         logits: &Vec<f32>,
         rows: usize,
         first: usize,
-        comm: Option<&Communicator>,
+        over: Option<Over>,
     ) -> Result<()> {
         let width = self.dims.vocabulary.len();
         self.chosen.clear();
@@ -317,7 +338,7 @@ impl Device for Cpu {
             let keys = logits.iter().enumerate().map(|(at, &logit)| key(logit, first + at));
             self.chosen.push(keys.max().unwrap_or(0));
         }
-        if let Some(comm) = comm {
+        if let Some(Over { comm, .. }) = over {
             let keys = self.chosen.as_mut_ptr().cast();
             // SAFETY: in place, `chosen` holds `rows` keys until the call returns.
             unsafe { comm.all_reduce(keys, keys, rows, DType::U64, Op::Max, None)? };
@@ -325,14 +346,15 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn all_reduce(
-        &mut self,
-        comm: &Communicator,
-        buffer: &mut Vec<f32>,
-        elements: usize,
-    ) -> Result<()> {
+    fn accept(&mut self, batch: &Batch) -> Result<()> {
+        let chosen: Vec<u32> = self.chosen.iter().map(|&key| !(key as u32)).collect();
+        self.accepted = batch.accepted(&chosen);
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, over: Over, buffer: &mut Vec<f32>, elements: usize) -> Result<()> {
         ensure!(elements <= buffer.len(), "an all-reduce of {elements} of {}", buffer.len());
-        self.staging.all_reduce(comm, self.sums, &mut buffer[..elements])
+        self.staging.all_reduce(over.comm, self.sums, &mut buffer[..elements])
     }
 
     fn fuses(&self) -> bool {
@@ -358,7 +380,7 @@ impl Device for Cpu {
 
     fn barrier(&mut self, comm: &Communicator) -> Result<()> {
         // Its result needs every rank's input.
-        self.all_reduce(comm, &mut vec![0.0], 1)
+        self.staging.all_reduce(comm, self.sums, &mut [0.0])
     }
 
     fn dims(&self) -> &Dims {

@@ -28,6 +28,12 @@ impl Rope {
         }
     }
 
+    /// Cosine and sine of every position, pair by pair.
+    #[cfg(feature = "cuda")]
+    pub fn table(&self) -> &[(f32, f32)] {
+        &self.table
+    }
+
     /// Turns `from` into `to`.
     pub fn rotate(&self, position: u32, from: &[f32], to: &mut [f32]) {
         let pairs = self.frequencies.len();

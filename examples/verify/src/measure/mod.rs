@@ -1,6 +1,9 @@
 //! What one rank does in a run: fill the cache, go on greedily to learn what the model chooses, and verify drafts of that,
 //! timed. All ranks do the same, and decide what they decide from what all of them hold.
 
+#[cfg(feature = "cuda")]
+pub mod graphs;
+
 use crate::batch::{Batch, Draft, MOST_DRAFT, MOST_ROWS};
 use crate::device::Device;
 use crate::drafts::Drafter;
@@ -55,6 +58,20 @@ impl Plan {
         MOST_DRAFT.min(MOST_ROWS / self.contexts.len().max(1)).max(1)
     }
 
+    /// What no pass exceeds.
+    #[cfg(feature = "cuda")]
+    pub fn limits(&self) -> crate::device::cuda::Limits {
+        let widest = self.drafts.iter().map(Draft::rows).max().unwrap_or(1);
+        let longest = self.contexts.iter().copied().max().unwrap_or(1);
+        crate::device::cuda::Limits {
+            rows: self.rows(),
+            sequences: self.contexts.len(),
+            block: widest.max(self.chunk().min(longest)),
+            length: longest + widest,
+            cache: self.cache_rows(),
+        }
+    }
+
     /// Rows of the largest pass.
     pub fn rows(&self) -> usize {
         let longest = self.contexts.iter().copied().max().unwrap_or(1);
@@ -76,6 +93,8 @@ pub struct Measured {
     pub passes: Vec<f64>,
     /// Seconds of every pass with nobody summing.
     pub bare: Vec<f64>,
+    /// Seconds of a pass's all-reduces one after the other with nothing between, where passes are recorded.
+    pub alone: Vec<f64>,
     /// Where the time of every pass went.
     pub times: Vec<Times>,
     /// The same for passes with a barrier before every all-reduce.
@@ -97,8 +116,11 @@ pub fn measure<D: Device>(
     tick: &dyn Fn(),
 ) -> Result<Vec<Measured>> {
     let mut drafter = Drafter::new(plan.seed, plan.hits, plan.vocabulary);
-    let first = prefill(rank, plan, &mut drafter, tick).context("prefill")?;
-    let truth = go_on(rank, plan, &first, tick).context("greedy decoding")?;
+    let mut pass = |rank: &mut Rank<D>, batch: &D::Batch, rows: usize, head: bool| {
+        rank.pass(batch, rows, head, &mut Unobserved)
+    };
+    let first = prefill(rank, plan, &mut drafter, &mut pass, tick).context("prefill")?;
+    let truth = go_on(rank, plan, &first, &mut pass, tick).context("greedy decoding")?;
     let mut measured = Vec::with_capacity(plan.drafts.len());
     for draft in &plan.drafts {
         let one = verify(rank, plan, draft, &mut drafter, &first, &truth, tick);
@@ -107,11 +129,15 @@ pub fn measure<D: Device>(
     Ok(measured)
 }
 
+/// A way to carry out a pass over so many rows, with or without the choice of tokens.
+type Pass<'a, D> = dyn FnMut(&mut Rank<D>, &<D as Device>::Batch, usize, bool) -> Result<()> + 'a;
+
 /// Fills the cache with random prompts; what each sequence chooses next.
 fn prefill<D: Device>(
     rank: &mut Rank<D>,
     plan: &Plan,
     drafter: &mut Drafter,
+    pass: &mut Pass<D>,
     tick: &dyn Fn(),
 ) -> Result<Vec<u32>> {
     let (starts, chunk) = (plan.cache(), plan.chunk());
@@ -133,7 +159,7 @@ fn prefill<D: Device>(
         let rows = batch.rows();
         batch.validate(plan.vocabulary)?;
         let batch = rank.device.batch(&batch)?;
-        rank.pass(&batch, rows, !ends.is_empty(), &mut Unobserved)?;
+        pass(rank, &batch, rows, !ends.is_empty())?;
         if !ends.is_empty() {
             let chosen = rank.device.read_chosen(rows)?;
             ends.iter().for_each(|&(s, row)| first[s] = chosen[row]);
@@ -148,6 +174,7 @@ fn go_on<D: Device>(
     rank: &mut Rank<D>,
     plan: &Plan,
     first: &[u32],
+    pass: &mut Pass<D>,
     tick: &dyn Fn(),
 ) -> Result<Vec<Vec<u32>>> {
     let (starts, one) = (plan.cache(), Draft::chain(1)?);
@@ -159,7 +186,7 @@ fn go_on<D: Device>(
             batch.push(starts[s], context + step, &one, &last[s..=s]);
         }
         let batch = rank.device.batch(&batch)?;
-        rank.pass(&batch, last.len(), true, &mut Unobserved)?;
+        pass(rank, &batch, last.len(), true)?;
         last = rank.device.read_chosen(last.len())?;
         truth.iter_mut().zip(&last).for_each(|(truth, &token)| truth.push(token));
         tick();
@@ -177,16 +204,10 @@ fn verify<D: Device>(
     truth: &[Vec<u32>],
     tick: &dyn Fn(),
 ) -> Result<Measured> {
-    let starts = plan.cache();
     let mut measured = Measured::default();
     let mut accepted = 0;
     for round in 0..=plan.passes {
-        let mut batch = Batch::default();
-        for (s, &context) in plan.contexts.iter().enumerate() {
-            let tokens = drafter.draft(draft, first[s], &truth[s]);
-            batch.push(starts[s], context, draft, &tokens);
-        }
-        batch.validate(plan.vocabulary)?;
+        let batch = drafted(plan, draft, drafter, first, truth)?;
         let (rows, on_device) = (batch.rows(), rank.device.batch(&batch)?);
 
         let calls = rank.reduce.comm.stats().calls;
@@ -196,7 +217,7 @@ fn verify<D: Device>(
             measured.fingerprint = fingerprint(rank, rows)?;
             measured.experts = experts(rank, rows)?;
         }
-        let chosen = rank.device.read_chosen(rows)?;
+        let committed = rank.device.read_accepted(&on_device)?;
         let (_, parts_in_step) = timed(rank, &on_device, rows, plan.by, true)?;
         let (bare, _) = timed(rank, &on_device, rows, AllReduce::None, false)?;
         tick();
@@ -207,13 +228,28 @@ fn verify<D: Device>(
         measured.bare.push(bare);
         measured.times.push(parts);
         measured.times_in_step.push(parts_in_step);
-        for block in &batch.blocks {
-            let rows = block.row..block.row + block.rows;
-            accepted += draft.accepted(&batch.tokens[rows.clone()], &chosen[rows]);
-        }
+        accepted += committed.iter().sum::<u32>();
     }
-    measured.accepted = accepted as f64 / (plan.passes * plan.contexts.len()) as f64;
+    measured.accepted = f64::from(accepted) / (plan.passes * plan.contexts.len()) as f64;
     Ok(measured)
+}
+
+/// A batch in which every sequence has a new draft.
+fn drafted(
+    plan: &Plan,
+    draft: &Draft,
+    drafter: &mut Drafter,
+    first: &[u32],
+    truth: &[Vec<u32>],
+) -> Result<Batch> {
+    let starts = plan.cache();
+    let mut batch = Batch::default();
+    for (s, &context) in plan.contexts.iter().enumerate() {
+        let tokens = drafter.draft(draft, first[s], &truth[s]);
+        batch.push(starts[s], context, draft, &tokens);
+    }
+    batch.validate(plan.vocabulary)?;
+    Ok(batch)
 }
 
 /// One pass that all ranks begin together.
