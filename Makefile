@@ -6,14 +6,14 @@ MPICC ?= mpicc
 # Where `make install` puts things; DESTDIR goes before it, for packagers.
 PREFIX ?= /usr/local
 DESTDIR ?=
-# release, or dev for a quicker build.
+# release; dev for a quicker build; test for what `cargo test` has built.
 PROFILE ?= release
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # Programs are linked against this name; another major version is another library.
 SONAME := libpeerlane.so.$(firstword $(subst ., ,$(VERSION)))
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
-BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+BUILT := $(TARGET)/$(if $(filter dev test,$(PROFILE)),debug,$(PROFILE))
 FATBIN := $(TARGET)/kernels.fatbin
 VERIFY_FATBIN := $(TARGET)/verify.fatbin
 # All there is: GPU ranks run against a stand-in driver.

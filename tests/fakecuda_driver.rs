@@ -525,6 +525,7 @@ fn everything() -> peerlane::Result<()> {
     Device::current(driver)?;
     let stream = Stream::new(&context, 0)?;
     let memory = DeviceMemory::new(&context, 64)?;
+    memory::available(&entered)?;
     memory.zero(&stream)?;
     memory.write(&stream, 0, &[1; 64])?;
     memory.read(&stream, 0, &mut [0; 64])?;
@@ -560,6 +561,7 @@ fn everything() -> peerlane::Result<()> {
     // SAFETY: the memory lives until the replay has been waited for.
     unsafe { add.launch(&entered, stream.as_ref(), &SHAPE, &args) }?;
     let exec = capture.end()?.instantiate()?;
+    exec.upload(&entered, stream.as_ref())?;
     exec.launch(&entered, stream.as_ref())?;
     stream.as_ref().id(&entered)?;
     stream.synchronize()

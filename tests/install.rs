@@ -18,9 +18,9 @@ fn run(command: &mut Command) -> Output {
 }
 
 fn make(arguments: &[&str]) -> Output {
-    // The quick build: what is installed is the same, only slower.
+    // What these tests were built with, so that little is left to build: what is installed is the same, only slower.
     run(Command::new("make")
-        .args(["--no-print-directory", "PROFILE=dev"])
+        .args(["--no-print-directory", "PROFILE=test"])
         .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR")))
 }

@@ -29,12 +29,18 @@ fn build_library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     // <target>/<profile directory>/deps/<test>
     let profile_dir = test.ancestors().nth(2).unwrap();
-    // What `cargo test` built the library with, so that nothing but the cdylib is left to do.
+    // What `cargo test` built the library with, so that nothing but the cdylib is left to do. Of a whole workspace's tests
+    // the features are those of `make test`, joined over all its packages.
     let profile = if profile_dir.ends_with("release") { "release" } else { "test" };
-    let features: &[&str] = if cfg!(feature = "cuda") { &["--features", "cuda"] } else { &[] };
+    let makefile = text("Makefile");
+    let tested = makefile.lines().find_map(|line| line.strip_prefix("TESTED := ")).unwrap();
+    let what: &[&str] = match cfg!(feature = "cuda") {
+        true => &["--workspace", "--features", tested],
+        false => &["--package", "peerlane-c"],
+    };
     let output = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "peerlane-c", "--lib", "--profile", profile])
-        .args(features)
+        .args(["build", "--quiet", "--lib", "--profile", profile])
+        .args(what)
         .args(["--message-format", "json-render-diagnostics", "--target-dir"])
         .arg(profile_dir.parent().unwrap())
         .current_dir(env!("CARGO_MANIFEST_DIR"))
