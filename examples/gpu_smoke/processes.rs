@@ -59,7 +59,8 @@ fn on(place: Place) {
                 let mut slowest = 0f64;
                 for round in 0..ROUNDS {
                     let start = Instant::now();
-                    let knew = together(lane, place, true).map_err(|e| format!("round {round}: {e}"))?;
+                    let knew =
+                        together(lane, place, true).map_err(|e| format!("round {round}: {e}"))?;
                     let took = start.elapsed().as_secs_f64();
                     println!("  round {round}: {took:.2} s, survivors knew after {knew:.3} s");
                     slowest = slowest.max(knew);
@@ -146,17 +147,12 @@ fn together(lane: Lane, place: Place, kill: bool) -> Result<f64, String> {
 /// One rank in a process of its own: the id in hexadecimal, the rank, the lane, and for how long.
 pub fn rank(arguments: &[String]) -> ExitCode {
     match arguments {
-        [id, rank, lane, how_long, n, place] => match work(
-            id,
-            rank,
-            n,
-            lane,
-            place == "one-each",
-            how_long == "for-ever",
-        ) {
-            Ok(()) => println!("done"),
-            Err(error) => println!("{error}"),
-        },
+        [id, rank, lane, how_long, n, place] => {
+            match work(id, rank, n, lane, place == "one-each", how_long == "for-ever") {
+                Ok(()) => println!("done"),
+                Err(error) => println!("{error}"),
+            }
+        }
         _ => println!("arguments: ID RANK LANE once|for-ever N shared|one-each"),
     }
     ExitCode::SUCCESS

@@ -4,10 +4,10 @@
 
 use crate::check;
 use crate::support::{gpus, on_ranks, Case, Rank};
+use peerlane::bootstrap::UniqueId;
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
 use peerlane::schedule::{self, Islands};
-use peerlane::bootstrap::UniqueId;
 use peerlane::{Algorithm, DType, Device, Direction, Error, Lane, Op, Protocol};
 use std::sync::Barrier;
 use std::time::Duration;
@@ -80,7 +80,9 @@ fn create(n: usize, config: &Config, place: Place) -> Result<Vec<Communicator>, 
         };
         let ranks: Vec<_> = (0..n).map(create).collect();
         let joined = ranks.into_iter().map(|rank| rank.join());
-        joined.map(|r| r.unwrap_or_else(|_| Err(Error::Internal("a rank panicked".into())))).collect()
+        joined
+            .map(|r| r.unwrap_or_else(|_| Err(Error::Internal("a rank panicked".into()))))
+            .collect()
     })
 }
 

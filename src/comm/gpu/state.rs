@@ -178,14 +178,14 @@ impl DeviceState {
         let _relaxed = RelaxedThread::new(&entered)?;
         let mut image = [0u8; CHANNELS * STRIDE];
         self.memory.read(&self.stream, CHANNELS_AT, &mut image)?;
-        let word = |at: usize| {
+        let word = |channel: usize| {
+            let at = channel * STRIDE + std::mem::offset_of!(pl_channel, turn);
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&image[at..at + 8]);
-            u64::from_le_bytes(bytes)
+            pl_channel { turn: u64::from_ne_bytes(bytes), arrived: 0, reserved: 0 }
         };
-        let steps = std::array::from_fn(|channel| word(channel * STRIDE));
-        // The second field is the owner.
-        Ok((steps, (0..CHANNELS).any(|channel| word(channel * STRIDE + 8) != 0)))
+        let steps = std::array::from_fn(|channel| word(channel).epoch());
+        Ok((steps, (0..CHANNELS).any(|channel| word(channel).launch() != 0)))
     }
 }
 
