@@ -19,9 +19,10 @@ VERIFY_FATBIN := $(TARGET)/verify.fatbin
 # All there is: GPU ranks run against a stand-in driver.
 TESTED := peerlane/cli,peerlane/cuda,peerlane-c/cuda,peerlane-nccl/cuda,peerlane-verify/cuda
 RIVAL := $(TARGET)/rivals/peerlane-rival-mpi
-# What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else; the same for `scripts/bench-verify`.
+# What `scripts/bench-gpu` needs on a machine with a GPU, and nothing else; the same for `bench-verify` and `bench-multi`.
 GPU_BENCH := $(TARGET)/gpu
 VERIFY_BENCH := $(TARGET)/gpu-verify
+MULTI_BENCH := $(TARGET)/gpu-multi
 C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h examples/c/*.c tests/c/*.[ch] \
   tests/explorer/*.h tests/explorer/*.cuh tests/explorer/*.cpp tests/sanitizers/*.h tests/sanitizers/*.cpp tests/fakecuda/*.[ch] tests/fakenccl/*.c \
   benches/rivals/*.c examples/verify/cuda/*)
@@ -29,8 +30,8 @@ C_SOURCES := $(wildcard cuda/*.h cuda/*.cuh cuda/*.cu cuda/*.cpp include/*.h exa
 .DEFAULT_GOAL := build
 # A recipe builds or measures with all cores; two at once would disturb each other.
 .NOTPARALLEL:
-.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build bench-verify bench-verify-build soak install uninstall \
-  bindings format clean help setup check-format check-lint check-docs check-kernels check-rust
+.PHONY: build rival demo test test-torch bench bench-gpu bench-gpu-build bench-verify bench-verify-build bench-multi bench-multi-build \
+  soak install uninstall bindings format clean help setup check-format check-lint check-docs check-kernels check-rust
 
 # With ranks on GPUs where their kernels can be compiled: scripts/gpu-build says which way.
 build: ## Build libraries, tool and, where mpicc is, the Open MPI driver
@@ -105,6 +106,18 @@ bench-verify-build: ## Put what bench-verify needs into target/gpu-verify, to be
 	@mkdir -p $(VERIFY_BENCH)/golden/dsv3_tiny
 	install -m 755 $(BUILT)/peerlane-verify scripts/bench-verify $(VERIFY_BENCH)
 	install -m 644 examples/verify/golden/dsv3_tiny/* $(VERIFY_BENCH)/golden/dsv3_tiny
+
+bench-multi: bench-multi-build ## On a machine with several GPUs: check and measure everything with a rank on each, beside NCCL over the same links
+	@mkdir -p $(TARGET)/bench
+	$(MULTI_BENCH)/bench-multi --out $(TARGET)/bench
+
+bench-multi-build: ## Put what bench-multi needs into target/gpu-multi, to be run on another machine without Rust
+	@scripts/setup gpu
+	@settings=$$(scripts/gpu-build settings $(FATBIN)) && eval "$$settings" && set -x && \
+	  $(CARGO) build --workspace --features $$FEATURES --profile $(PROFILE) --bins --lib --example gpu_smoke
+	@mkdir -p $(MULTI_BENCH)
+	install -m 755 $(BUILT)/peerlane $(BUILT)/peerlane-verify $(BUILT)/examples/gpu_smoke scripts/bench-multi scripts/nccl-gpu scripts/torch-check \
+	  scripts/pynccl-check $(BUILT)/libpeerlane_preload.so $(BUILT)/libpeerlane_nccl.so $(BUILT)/libpeerlane_libnccl.so $(MULTI_BENCH)
 
 soak: build ## Random calls, checked, leaks watched, for MINUTES (default 10); SEED=N repeats a run
 	$(BUILT)/peerlane soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -1,7 +1,8 @@
-//! Runs the library on real GPUs and compares with the CPU device: `gpu_smoke [virtual|fused|probe|faults|processes|multi]...`,
+//! Runs the library on real GPUs and compares with the CPU device: `gpu_smoke [virtual|fused|probe|enqueue|faults|processes|multi]...`,
 //! everything but `multi` without arguments; that takes two GPUs or more. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
 #![allow(clippy::print_stdout)]
 
+mod enqueue;
 mod faults;
 mod fused;
 mod probe;
@@ -48,6 +49,9 @@ fn main() -> ExitCode {
     }
     if wanted("probe") {
         probe::run();
+    }
+    if wanted("enqueue") {
+        enqueue::run();
     }
     if wanted("faults") {
         faults::run();
