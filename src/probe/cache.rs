@@ -178,8 +178,9 @@ mod tests {
         let dir = scratch("again");
         let cache = Cache::new(&dir.join("deep"), "a box".into());
         assert_eq!(cache.load(), Verdicts::default());
-        cache.store(&verdicts()).unwrap();
-        assert_eq!(cache.load(), verdicts());
+        let verdicts = verdicts();
+        cache.store(&verdicts).unwrap();
+        assert_eq!(cache.load(), verdicts);
         cache.store(&Verdicts::default()).unwrap();
         assert_eq!(cache.load(), Verdicts::default());
         let left: Vec<_> = std::fs::read_dir(dir.join("deep")).unwrap().collect();
@@ -193,15 +194,17 @@ mod tests {
         let dir = scratch("trust");
         let cache = Cache::new(&dir, "a box".into());
         let path = cache.path();
+        // A verdict carries the second in which it was found: the same one is stored and expected.
+        let verdicts = verdicts();
         let distrusted = |what: &str, spoil: &dyn Fn(&[u8])| {
             let _ = std::fs::remove_file(&path);
-            cache.store(&verdicts()).unwrap();
-            assert_eq!(cache.load(), verdicts());
+            cache.store(&verdicts).unwrap();
+            assert_eq!(cache.load(), verdicts);
             spoil(&std::fs::read(&path).unwrap());
             assert_eq!(cache.load(), Verdicts::default(), "{what}");
         };
         let good = {
-            cache.store(&verdicts()).unwrap();
+            cache.store(&verdicts).unwrap();
             std::fs::read(&path).unwrap()
         };
         for cut in [0, 7, 15, 16, good.len() - 1] {
@@ -223,7 +226,7 @@ mod tests {
         });
         distrusted("of another key", &|_| {
             let other = Cache::new(&dir, "another box".into());
-            other.store(&verdicts()).unwrap();
+            other.store(&verdicts).unwrap();
             std::fs::rename(other.path(), &path).unwrap();
         });
         // SAFETY: geteuid has no preconditions.
