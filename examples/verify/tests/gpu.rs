@@ -11,10 +11,7 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/dsv3_tiny");
 
 /// Which host function is which kernel, with the bytes of its parameter.
 fn kernel_map() -> String {
-    let mut map = format!(
-        "pl_all_reduce_=standin_all_reduce,pl_add_rms_norm_=standin_add_rms_norm,pl_probe_lane=standin_probe:{}",
-        size_of::<peerlane::launch::pl_probe>()
-    );
+    let mut map = verify_standin::kernel_map();
     let header = include_str!("../cuda/kernels.h");
     let names = header
         .lines()

@@ -3,7 +3,8 @@
 
 mod blas;
 
-use peerlane::launch::{pl_args, pl_probe};
+/// The map of the library's own kernels, which this library exports too.
+pub use hostkernels::kernel_map;
 use std::ffi::{c_char, c_void};
 
 extern "C" {
@@ -49,25 +50,4 @@ kernels! {
     verify_choose: standin_choose,
     verify_accept: standin_accept,
     verify_stamp: standin_stamp,
-}
-
-/// The library's all-reduce.
-#[no_mangle]
-pub unsafe extern "C" fn standin_all_reduce(args: *const pl_args) {
-    // SAFETY: the stand-in driver passes a copy of the launch's parameter.
-    unsafe { hostkernels::hostkernels_all_reduce(args) }
-}
-
-/// The library's add + RMSNorm by itself.
-#[no_mangle]
-pub unsafe extern "C" fn standin_add_rms_norm(args: *const pl_args) {
-    // SAFETY: as above.
-    unsafe { hostkernels::hostkernels_add_rms_norm(args) }
-}
-
-/// The library's probe.
-#[no_mangle]
-pub unsafe extern "C" fn standin_probe(probe: *const pl_probe) {
-    // SAFETY: as above.
-    unsafe { hostkernels::hostkernels_probe(probe) }
 }
