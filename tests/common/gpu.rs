@@ -17,10 +17,16 @@ pub const KERNELS: (&str, &str) = ("FAKECUDA_KERNEL_MAP", hostkernels::REGISTERE
 /// All ranks on the first GPU. Nothing is measured, and nothing kept.
 pub fn config(n: usize) -> Config {
     register_host_kernels();
-    // Anything is a fatbin to the stand-in driver.
+    // Anything is a fatbin to the stand-in driver. Tests of other processes look for the same file: it appears whole.
     let kernels = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake.fatbin");
     if !kernels.exists() {
-        std::fs::write(&kernels, b"an image").unwrap();
+        let written = kernels.with_extension(format!(
+            "{}.{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        std::fs::write(&written, b"an image").unwrap();
+        std::fs::rename(&written, &kernels).unwrap();
     }
     Config {
         device: Device::Cuda { ordinal: Some(0) },

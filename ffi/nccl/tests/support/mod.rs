@@ -30,6 +30,8 @@ pub enum Way {
     Alone,
 }
 
+/// In a test's folder: anything is a fatbin to the stand-in driver.
+const KERNELS: &str = "fake.fatbin";
 const ROLE: &str = "PEERLANE_TEST_ROLE";
 
 pub fn built(name: &str) -> PathBuf {
@@ -72,7 +74,10 @@ pub struct Process {
 
 impl World {
     pub fn new(test: &str) -> Self {
-        World { dir: tempfile::tempdir().unwrap(), test: test.to_owned(), env: Vec::new() }
+        let dir = tempfile::tempdir().unwrap();
+        // Once, before any rank is there to read it.
+        std::fs::write(dir.path().join(KERNELS), b"an image").unwrap();
+        World { dir, test: test.to_owned(), env: Vec::new() }
     }
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
@@ -82,8 +87,7 @@ impl World {
 
     /// Starts rank `rank` of `n`, as the test of the same name in a process of its own.
     pub fn start(&self, way: Way, rank: usize, n: usize, env: &[(&str, &str)]) -> Process {
-        let kernels = self.dir.path().join("fake.fatbin");
-        std::fs::write(&kernels, b"an image").unwrap();
+        let kernels = self.dir.path().join(KERNELS);
         let run = self.dir.path().join("run");
         let mut path = driver().into_os_string();
         if way == Way::Linking {
