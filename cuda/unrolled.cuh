@@ -90,9 +90,7 @@ struct Unrolled {
   PL_FN const char* input(const Span& span) const {
     return static_cast<const char*>(s.a.input) + span.in_tile * PL_PACK_BYTES;
   }
-  PL_FN char* output(const Span& span) const {
-    return static_cast<char*>(s.a.output) + span.in_tile * PL_PACK_BYTES;
-  }
+  PL_FN char* output(const Span& span) const { return static_cast<char*>(s.a.output) + span.in_tile * PL_PACK_BYTES; }
 
   PL_FN void load(const Phase& ph, uint32_t row, uint32_t j) {
     const bool kept = !dev::HOST && ph.result && turns.once(u.widest);

@@ -57,7 +57,7 @@ pub(super) fn run(
         let plan = plans.index(Choice { algorithm, protocol, direction })?;
         for _ in 0..STEPS {
             step += 1;
-            let count = if step % 2 == 0 { COUNT } else { COUNT - TAIL };
+            let count = if step.is_multiple_of(2) { COUNT } else { COUNT - TAIL };
             let input: Vec<f32> = (0..count).map(|i| element(nonces[rank], step, i)).collect();
             let output = &mut output[..count];
             output.fill(f32::NAN);
