@@ -1,6 +1,8 @@
 //! `scripts/bench-gpu`, as it runs from its folder on a machine with a GPU, over the stand-in driver.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/carried.rs"]
+mod carried;
 #[path = "common/fakecuda.rs"]
 mod fakecuda;
 #[path = "common/gpu_tool.rs"]
@@ -8,30 +10,12 @@ mod gpu_tool;
 #[path = "common/bench.rs"]
 mod tool;
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-fn program(path: &Path, text: &str) {
-    std::fs::write(path, text).unwrap();
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
-}
-
-/// The folder that `make bench-gpu-build` fills, but for a tool that finds a kernel to measure between without nvcc, and a
-/// `gpu_smoke` that says `smoke`.
+/// The folder that `make bench-gpu-build` fills.
 fn carried(name: &str, smoke: &str) -> PathBuf {
-    let folder = tool::folder(name);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/bench-gpu");
-    std::fs::copy(script, folder.join("bench-gpu")).unwrap();
-    let (real, fatbin) = (env!("CARGO_BIN_EXE_peerlane"), gpu_tool::fatbin().display());
-    program(
-        &folder.join("peerlane"),
-        &format!(
-            "#!/bin/sh\ncase \"$*\" in *--between*) set -- \"$@\" --foreign-kernel '{fatbin}';; esac\nexec '{real}' \"$@\"\n"
-        ),
-    );
-    program(&folder.join("gpu_smoke"), &format!("#!/bin/sh\nprintf '{smoke}'\n"));
-    folder
+    carried::folder(name, "bench-gpu", smoke)
 }
 
 fn run(folder: &Path, more: &[(&'static str, &str)], flags: &[&str]) -> (Output, String) {
