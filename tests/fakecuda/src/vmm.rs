@@ -87,8 +87,10 @@ entry! {
         put(ptr, at)
     }
     fn cuMemAddressFree(ptr: u64, bytes: usize) {
+        // In the order of cuMemMap: in the other one, two ranks would wait for each other's lock.
+        let mapped = lock(&MAPPED);
         let mut reserved = lock(&RESERVED);
-        if reserved.get(&ptr) != Some(&bytes) || lock(&MAPPED).contains_key(&ptr) {
+        if reserved.get(&ptr) != Some(&bytes) || mapped.contains_key(&ptr) {
             return Err(INVALID_ARGUMENT);
         }
         reserved.remove(&ptr);
