@@ -50,9 +50,11 @@ pub unsafe extern "C" fn fakecuda_calls(name: *const c_char) -> u64 {
 pub unsafe extern "C" fn fakecuda_live(counts: *mut [u64; 13]) {
     let [physical, reserved, mapped] = crate::vmm::live();
     let [graphs, execs] = crate::graph::live();
+    // No lock is held while another is taken.
+    let allocations = entry::lock(&crate::memory::ALLOCATIONS).len();
     let live = [
         crate::context::retained(),
-        entry::lock(&crate::memory::ALLOCATIONS).len(),
+        allocations,
         physical,
         reserved,
         mapped,

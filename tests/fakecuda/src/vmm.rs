@@ -26,11 +26,18 @@ struct Physical {
 }
 
 static HANDLES: Table<Physical> = Table::new();
-static RESERVED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
-static MAPPED: Mutex<BTreeMap<u64, (usize, Arc<Physical>)>> = Mutex::new(BTreeMap::new());
+
+/// Under one lock: calls need both, and two locks would have to be taken in the same order everywhere.
+struct AddressSpace {
+    reserved: BTreeMap<u64, usize>,
+    mapped: BTreeMap<u64, (usize, Arc<Physical>)>,
+}
+static ADDRESSES: Mutex<AddressSpace> =
+    Mutex::new(AddressSpace { reserved: BTreeMap::new(), mapped: BTreeMap::new() });
 
 pub fn live() -> [usize; 3] {
-    [HANDLES.len(), lock(&RESERVED).len(), lock(&MAPPED).len()]
+    let addresses = lock(&ADDRESSES);
+    [HANDLES.len(), addresses.reserved.len(), addresses.mapped.len()]
 }
 
 /// Reserves or takes away pages without access at `ptr`, or anywhere for 0.
@@ -83,25 +90,23 @@ entry! {
             return Err(INVALID_ARGUMENT);
         }
         let at = no_access(0, bytes)?;
-        lock(&RESERVED).insert(at, bytes);
+        lock(&ADDRESSES).reserved.insert(at, bytes);
         put(ptr, at)
     }
     fn cuMemAddressFree(ptr: u64, bytes: usize) {
-        // In the order of cuMemMap: in the other one, two ranks would wait for each other's lock.
-        let mapped = lock(&MAPPED);
-        let mut reserved = lock(&RESERVED);
-        if reserved.get(&ptr) != Some(&bytes) || mapped.contains_key(&ptr) {
+        let mut addresses = lock(&ADDRESSES);
+        if addresses.reserved.get(&ptr) != Some(&bytes) || addresses.mapped.contains_key(&ptr) {
             return Err(INVALID_ARGUMENT);
         }
-        reserved.remove(&ptr);
+        addresses.reserved.remove(&ptr);
         access::unmap(ptr, bytes);
         Ok(())
     }
     fn cuMemMap(ptr: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) {
         let physical = HANDLES.get(handle as usize)?;
-        let mut mapped = lock(&MAPPED);
-        let whole = lock(&RESERVED).get(&ptr) == Some(&bytes) && bytes <= physical.bytes;
-        if !whole || offset != 0 || flags != 0 || mapped.contains_key(&ptr) {
+        let mut addresses = lock(&ADDRESSES);
+        let whole = addresses.reserved.get(&ptr) == Some(&bytes) && bytes <= physical.bytes;
+        if !whole || offset != 0 || flags != 0 || addresses.mapped.contains_key(&ptr) {
             return Err(INVALID_ARGUMENT);
         }
         // No access until it is granted.
@@ -112,11 +117,11 @@ entry! {
         if let Some((start, len)) = config().mirror("vmm", bytes).filter(|_| physical.imported) {
             access::mirror(&physical.fd, ptr, start, len, libc::PROT_NONE)?;
         }
-        mapped.insert(ptr, (bytes, physical));
+        addresses.mapped.insert(ptr, (bytes, physical));
         Ok(())
     }
     fn cuMemUnmap(ptr: u64, bytes: usize) {
-        let mut mapped = lock(&MAPPED);
+        let mapped = &mut lock(&ADDRESSES).mapped;
         if mapped.get(&ptr).is_none_or(|(len, _)| *len != bytes) {
             return Err(INVALID_ARGUMENT);
         }
@@ -126,7 +131,7 @@ entry! {
         Ok(())
     }
     fn cuMemSetAccess(ptr: u64, bytes: usize, desc: *const CUmemAccessDesc, count: usize) {
-        let mapped = lock(&MAPPED);
+        let mapped = &lock(&ADDRESSES).mapped;
         let (len, physical) = mapped.get(&ptr).ok_or(INVALID_ARGUMENT)?;
         if *len != bytes || desc.is_null() || count == 0 {
             return Err(INVALID_ARGUMENT);
