@@ -117,7 +117,7 @@ bench-multi-build: ## Put what bench-multi needs into target/gpu-multi, to be ru
 	  $(CARGO) build --workspace --features $$FEATURES --profile $(PROFILE) --bins --lib --example gpu_smoke
 	@mkdir -p $(MULTI_BENCH)
 	install -m 755 $(BUILT)/peerlane $(BUILT)/peerlane-verify $(BUILT)/examples/gpu_smoke scripts/bench-multi scripts/nccl-gpu scripts/torch-check \
-	  scripts/pynccl-check $(BUILT)/libpeerlane_preload.so $(BUILT)/libpeerlane_nccl.so $(BUILT)/libpeerlane_libnccl.so $(MULTI_BENCH)
+	  scripts/pynccl-check scripts/rank_processes.py $(BUILT)/libpeerlane_preload.so $(BUILT)/libpeerlane_nccl.so $(BUILT)/libpeerlane_libnccl.so $(MULTI_BENCH)
 
 soak: build ## Random calls, checked, leaks watched, for MINUTES (default 10); SEED=N repeats a run
 	$(BUILT)/peerlane soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
