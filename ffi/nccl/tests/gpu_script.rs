@@ -1,9 +1,11 @@
-//! `scripts/nccl-gpu` without a GPU: it believes what nccl-tests print, and nothing less. An `mpirun` of our own prints for them.
+//! `scripts/nccl-gpu` and `scripts/torch-check` without a GPU: they believe what nccl-tests and PyTorch print, and nothing less. An
+//! `mpirun` and a `torch` of our own stand for them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const RIGHT: &str = "\
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
@@ -23,19 +25,45 @@ fn served(ranks: usize, calls: usize) -> String {
         .collect()
 }
 
+/// A folder as the script wants it, without nccl-tests.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in
+        ["libpeerlane_preload.so", "libpeerlane_nccl.so", "libpeerlane_libnccl.so", "libnccl.so.2"]
+    {
+        std::fs::write(folder.path().join(file), "").unwrap();
+    }
+    folder
+}
+
+fn script(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").join(name)
+}
+
+/// Whether a script passed, and what it printed on stdout and stderr.
+fn outcome(folder: &tempfile::TempDir, name: &str, args: &[&str]) -> (bool, String, String) {
+    let output = Command::new("python3")
+        .arg("-B")
+        .arg(script(name))
+        .args(args)
+        .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
+        .env("PYTHONPATH", folder.path())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let [stdout, stderr] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    (output.status.success(), stdout, stderr)
+}
+
+const LIBRARIES: [&str; 4] = ["--libraries", ".", "--nccl", "libnccl.so.2"];
+
 /// Runs the script over an `mpirun` that prints `nccl` where peerlane is off and `preload` under the preload library.
 fn run(nccl: &str, preload: &str, more: &[&str]) -> (bool, String) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let at = |name: &str| folder.path().join(name);
-    for file in [
-        "libpeerlane_preload.so",
-        "libpeerlane_nccl.so",
-        "libpeerlane_libnccl.so",
-        "libnccl.so.2",
-        "all_reduce_perf",
-    ] {
-        std::fs::write(at(file), "").unwrap();
-    }
+    std::fs::write(at("all_reduce_perf"), "").unwrap();
     std::fs::create_dir_all(at("ompi/bin")).unwrap();
     std::fs::write(at("nccl"), nccl).unwrap();
     std::fs::write(at("preload"), preload).unwrap();
@@ -47,17 +75,87 @@ fn run(nccl: &str, preload: &str, more: &[&str]) -> (bool, String) {
     std::fs::write(at("ompi/bin/mpirun"), program).unwrap();
     std::fs::set_permissions(at("ompi/bin/mpirun"), std::fs::Permissions::from_mode(0o755))
         .unwrap();
-    let output = Command::new("python3")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nccl-gpu"))
-        .args(["--no-torch", "--only", "^(nccl|preload) all_reduce$", "--libraries", "."])
-        .args(["--nccl", "libnccl.so.2", "--tests", ".", "--ompi", "ompi", "--out", "logs"])
-        .args(more)
+    let only = ["--only", "^(nccl|preload) all_reduce$", "--tests", ".", "--ompi", "ompi"];
+    let args = [&LIBRARIES[..], &only, &["--out", "logs"], more].concat();
+    let (passed, text, errors) = outcome(&folder, "nccl-gpu", &args);
+    assert!(errors.is_empty(), "{errors}");
+    (passed, text)
+}
+
+/// A `torch` of which rank 1 finds no memory, and all others wait for it.
+const TORCH: &str = "\
+import os, sys, time
+assert 'CUDA_DEVICE_MAX_CONNECTIONS' not in os.environ, 'a process of one rank needs one queue'
+class cuda:
+    device_count = staticmethod(lambda: 1)
+    def set_device(_):
+        if sys.argv[sys.argv.index('--rank') + 1] == '1':
+            raise RuntimeError('CUDA error: out of memory')
+        open(f'started-{os.getpid()}', 'w').close()
+        time.sleep(300)
+";
+
+fn torch_that_fails() -> tempfile::TempDir {
+    let folder = folder();
+    std::fs::create_dir(folder.path().join("torch")).unwrap();
+    std::fs::write(folder.path().join("torch/__init__.py"), TORCH).unwrap();
+    // One that the loader takes.
+    let built = Command::new("cc")
+        .args(["-shared", "-o", "libpeerlane_preload.so", "-x", "c", "/dev/null"])
         .current_dir(folder.path())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-    (output.status.success(), text)
+        .status();
+    assert!(built.unwrap().success());
+    std::fs::write(folder.path().join("torch/distributed.py"), "").unwrap();
+    folder
+}
+
+/// The processes that said so on their start are gone.
+fn nobody_is_left(folder: &tempfile::TempDir, expected: usize) {
+    let files = std::fs::read_dir(folder.path()).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let started: Vec<_> =
+        names.filter_map(|name| name.strip_prefix("started-").map(str::to_owned)).collect();
+    assert_eq!(started.len(), expected);
+    for pid in started {
+        assert!(!Path::new("/proc").join(&pid).exists(), "process {pid} is left");
+    }
+}
+
+#[test]
+fn a_rank_of_pytorch_that_fails_ends_the_others_and_is_named() {
+    let folder = torch_that_fails();
+    let start = Instant::now();
+    let preload = "libpeerlane_preload.so";
+    let (passed, _, errors) =
+        outcome(&folder, "torch-check", &["--ranks", "4", "--preload", preload]);
+    assert!(!passed && start.elapsed() < Duration::from_secs(60), "{errors}");
+    assert!(errors.contains("CUDA error: out of memory"), "{errors}");
+    let verdict =
+        "rank 1 failed with exit status 1; ranks not done 5 seconds after the first failure: 0, 2, 3";
+    assert!(errors.contains(verdict), "{errors}");
+    nobody_is_left(&folder, 3);
+}
+
+#[test]
+fn one_part_runs_by_itself_and_without_what_the_others_need() {
+    let folder = torch_that_fails();
+    let only = ["--only", "pytorch 2", "--out", "logs"];
+    let (passed, text, errors) = outcome(&folder, "nccl-gpu", &[&LIBRARIES[..], &only].concat());
+    assert!(!passed && errors.is_empty(), "{errors}");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].starts_with("FAIL preload pytorch 2 processes"), "{text}");
+    assert!(lines[0].contains("CUDA error: out of memory"), "{text}");
+    nobody_is_left(&folder, 1);
+
+    for (args, why) in [
+        (&["--skip", "pytorch"][..], "there is no all_gather_perf, no all_reduce_perf,"),
+        (&["--only", "pytorch", "--skip", "processes"], "no run is left"),
+        (&["--only", "nothing"], "no run is left"),
+    ] {
+        let (passed, text, errors) = outcome(&folder, "nccl-gpu", &[&LIBRARIES[..], args].concat());
+        assert!(!passed && text.is_empty() && errors.contains(why), "{text}{errors}");
+    }
 }
 
 #[test]
