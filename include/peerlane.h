@@ -8,12 +8,12 @@
  * algorithms, protocols and directions are fixed for good.
  *
  * Results. Values are only written on success: after a failure everything behind an output pointer is as it was. (The
- * one exception is the output buffer of an all-reduce that fails on its way: wherever the result is not known it holds
+ * one exception is the output buffer of a collective that fails on its way: wherever the result is not known it holds
  * NaN, or zero for integers.)
  *
  * Pointers. NULL is refused with PEERLANE_ERROR_INVALID_ARGUMENT except where "may be NULL" is said. Other pointers
  * must be valid for the size that the function's type or text says; that cannot be checked. The library keeps no
- * pointer after a function has returned, except: the buffers of an all-reduce that is queued on a stream or noted in a
+ * pointer after a function has returned, except: the buffers of a collective that is queued on a stream or noted in a
  * group until that work is done, and the `comm` pointer of a creation inside a group until `peerlane_group_end`.
  *
  * Ownership. A handle (`peerlane_comm_t`, `peerlane_stream_t`) belongs to the caller from the call that wrote it to the
@@ -65,7 +65,7 @@ typedef enum {
   PEERLANE_ERROR_RANK_DIED = 6,        /* a process of the communicator ended without destroying it */
   PEERLANE_ERROR_DEADLINE = 7,         /* a rank waited for another beyond the deadline */
   PEERLANE_ERROR_MISMATCH = 8,         /* ranks made calls that do not belong together */
-  PEERLANE_ERROR_CONCURRENT = 9,       /* two all-reduces were in flight at once on one channel */
+  PEERLANE_ERROR_CONCURRENT = 9,       /* two collectives were in flight at once on one channel */
   PEERLANE_ERROR_ABORTED = 10,         /* a rank called peerlane_comm_abort */
   PEERLANE_ERROR_CLOSED = 11,          /* the communicator has been destroyed meanwhile */
   PEERLANE_ERROR_INTERNAL = 12,        /* a defect of this library */
@@ -153,12 +153,12 @@ typedef struct {
 /* What a communicator did so far. */
 typedef struct {
   size_t size;               /* bytes of this struct; set by the caller before peerlane_comm_stats */
-  uint64_t calls;            /* all-reduce calls accepted, empty ones included */
+  uint64_t calls;            /* collectives accepted, empty ones included */
   uint64_t steps;            /* steps launched; a call larger than the slab is several */
-  uint64_t bytes;            /* bytes of input reduced */
+  uint64_t bytes;            /* `count` elements of every call that was served */
   uint64_t failed;           /* calls that failed */
   uint64_t tree_hash;        /* hash of the reduction tree, the same on all ranks */
-  uint64_t by_algorithm[16]; /* calls by peerlane_algorithm */
+  uint64_t by_algorithm[16]; /* calls by peerlane_algorithm; one that needs no other rank may have none */
   uint64_t by_protocol[8];   /* calls by peerlane_protocol */
 } peerlane_stats;
 
@@ -203,7 +203,7 @@ peerlane_status peerlane_comm_create_local(peerlane_comm_t comms[], int n, const
  * thread has an open group it is refused and nothing is done. */
 peerlane_status peerlane_comm_destroy(peerlane_comm_t comm);
 
-/* Ends every wait of this communicator on all ranks. All later all-reduces on it fail, on all ranks; the handle stays
+/* Ends every wait of this communicator on all ranks. All later collectives on it fail, on all ranks; the handle stays
  * valid until it is destroyed. */
 peerlane_status peerlane_comm_abort(peerlane_comm_t comm);
 
@@ -268,13 +268,37 @@ peerlane_status peerlane_comm_probe(peerlane_comm_t comm, char* buffer, size_t c
 peerlane_status peerlane_all_reduce(peerlane_comm_t comm, const void* input, void* output, size_t count,
                                     peerlane_dtype dtype, peerlane_op op, void* stream);
 
-/* The same on a channel: ranks on GPUs have channels 0 to 3, and each carries one all-reduce at a time. Left to the
- * library
- * (-1), eager calls use channel 0, in the order in which they are made, and captured calls channel 1. Graphs whose
- * replays may overlap need channels of their own, the same on all ranks; two all-reduces that meet on one are
+/* The same on a channel: ranks on GPUs have channels 0 to 3, and each carries one collective at a time. Left to the
+ * library (-1), eager calls use channel 0, in the order in which they are made, and captured calls channel 1. Graphs
+ * whose replays may overlap need channels of their own, the same on all ranks; two collectives that meet on one are
  * PEERLANE_ERROR_CONCURRENT on all ranks. Ranks of the CPU have channel 0. */
 peerlane_status peerlane_all_reduce_channel(peerlane_comm_t comm, const void* input, void* output, size_t count,
                                             peerlane_dtype dtype, peerlane_op op, void* stream, int channel);
+
+/* ---- broadcast, all-gather and reduce-scatter ---- */
+
+/* Streams, groups, results and errors are as for peerlane_all_reduce, channels (-1, or 0 to 3) as for
+ * peerlane_all_reduce_channel. Broadcast and all-gather copy bits: of `dtype` only the size matters, so a type that is
+ * not in the list goes as PEERLANE_UINT8. They and all-reduces may follow each other in any order. */
+
+/* Copies `count` elements at `input` of rank `root` to `output` of every rank. All ranks must call it with the same
+ * count, dtype and root. Only the root's `input` is looked at, elsewhere it may be anything, NULL too; on the root it
+ * may be `output`, or lie apart from it. */
+peerlane_status peerlane_broadcast(peerlane_comm_t comm, const void* input, void* output, size_t count,
+                                   peerlane_dtype dtype, int root, void* stream, int channel);
+
+/* Copies `count` elements at `input` of every rank to `output` of every rank, rank r's to element r * count. `output`
+ * has room for `count` elements of every rank. All ranks must call it with the same count and dtype. `input` may be
+ * this rank's part of `output`, or lie apart from all of it. */
+peerlane_status peerlane_all_gather(peerlane_comm_t comm, const void* input, void* output, size_t count,
+                                    peerlane_dtype dtype, void* stream, int channel);
+
+/* Reduces over all ranks as peerlane_all_reduce does, with its bits, and writes rank r's part, the `count` elements
+ * from r * count on, to `output` of rank r alone. `input` holds `count` elements for every rank. All ranks must call it
+ * with the same count, dtype and op. `output` may be this rank's part of `input`, whose other parts stay as they are,
+ * or lie apart from all of it. */
+peerlane_status peerlane_reduce_scatter(peerlane_comm_t comm, const void* input, void* output, size_t count,
+                                        peerlane_dtype dtype, peerlane_op op, void* stream, int channel);
 
 /* ---- all-reduce with residual add and RMSNorm ---- */
 
@@ -316,12 +340,12 @@ peerlane_status peerlane_all_reduce_add_rms_norm(peerlane_comm_t comm, const pee
 
 /* ---- groups ---- */
 
-/* Opens a group on this thread: creations and all-reduces are noted until the outermost peerlane_group_end, so that no
+/* Opens a group on this thread: creations and collectives are noted until the outermost peerlane_group_end, so that no
  * call of one rank waits for one that the same thread has yet to make. Groups nest. */
 peerlane_status peerlane_group_start(void);
 
 /* Closes a group. The outermost one first makes the noted communicators, one thread per rank, and writes their handles;
- * then it starts the noted all-reduces in order and waits for those that name no stream. All of them are tried, and the
+ * then it starts the noted collectives in order and waits for those that name no stream. All of them are tried, and the
  * first error in order is returned: set handles to NULL before, to see which were made. Refused if this thread has no
  * open group. */
 peerlane_status peerlane_group_end(void);

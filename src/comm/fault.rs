@@ -6,6 +6,7 @@
 
 use crate::error::Error;
 use crate::launch::*;
+use crate::schedule::Goal;
 use crate::types::{Algorithm, DType, Op, Protocol};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -118,6 +119,7 @@ pub(crate) struct OwnCall {
     pub count: u64,
     pub dtype: DType,
     pub op: Op,
+    pub goal: Goal,
     pub algorithm: Algorithm,
     pub protocol: Protocol,
 }
@@ -159,9 +161,10 @@ pub(crate) fn error_of(record: &pl_record, rank: u32, own: Option<OwnCall>) -> E
             // The record is either our own finding or that of another rank, whose call we do not know.
             Error::Mismatch(match own {
                 Some(own) if record.rank == rank => format!(
-                    "{theirs}, rank {rank} {} elements of {} ({} {}; {} differ)",
+                    "{theirs}, rank {rank} {} elements of {} ({}, {} {}; {} differ)",
                     own.count,
                     name(own.dtype as u32, own.op as u32),
+                    own.goal,
                     own.algorithm,
                     own.protocol,
                     differing_fields(record.phase)
@@ -183,7 +186,7 @@ fn differing_fields(bits: u32) -> String {
         (1, "count"),
         (2, "data type"),
         (4, "operation"),
-        (8, "algorithm"),
+        (8, "collective or algorithm"),
         (16, "protocol"),
         (32, "number of the call"),
         (128, "width of a fused row"),

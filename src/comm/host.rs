@@ -9,6 +9,7 @@ use crate::device::cpu;
 use crate::error::{Error, Result};
 use crate::lane::{longest_piece, HostSlab, Layout, Mapping};
 use crate::launch::{pl_args, pl_channel, pl_geometry, pl_step, PL_MAX_RANKS};
+use crate::schedule::Goal;
 use crate::types::{DType, Op, Protocol, PACK_BYTES};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -126,6 +127,7 @@ impl HostRank {
             count: call.count as u64,
             dtype: call.dtype,
             op: call.op,
+            goal: call.other.map_or(Goal::AllReduce, |other| other.goal),
             algorithm: plan.choice.algorithm,
             protocol: plan.choice.protocol,
         };
@@ -207,6 +209,7 @@ impl HostRank {
                 count: 0,
                 dtype: DType::F32,
                 op: Op::Sum,
+                goal: Goal::AllReduce,
                 algorithm: plan.choice.algorithm,
                 protocol: plan.choice.protocol,
             })),

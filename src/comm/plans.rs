@@ -141,7 +141,7 @@ impl Plans {
         // Where a GPU has too few peer connections for all others, no all-reduce joins them all either.
         if self.plans.iter().all(|p| p.choice.algorithm != Algorithm::OneShot) {
             return Err(Error::Unsupported(format!(
-                "{goal:?}: it needs more peers per GPU than there is room for; take the host-staged lane"
+                "{goal}: it needs more peers per GPU than there is room for; take the host-staged lane"
             )));
         }
         let direction = direction.unwrap_or(match self.agreed.device_kind() {
@@ -155,7 +155,7 @@ impl Plans {
         let schedule = schedule::build_goal(goal, in_parts, &self.islands)?;
         let tables = schedule.tables(direction)?;
         schedule::check_goal(&tables, &self.tree, goal)
-            .map_err(|v| Error::Internal(format!("{goal:?} ({direction}): {v}")))?;
+            .map_err(|v| Error::Internal(format!("{goal} ({direction}): {v}")))?;
         let table = &tables[self.rank];
         let plan = Arc::new(Plan {
             choice: Choice {

@@ -9,11 +9,11 @@ const PROTOCOLS: usize = Protocol::ALL.len();
 /// What a communicator did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// All-reduce calls accepted, empty ones included.
+    /// Collectives accepted, empty ones included.
     pub calls: u64,
     /// Steps launched; a call larger than the slab is several.
     pub steps: u64,
-    /// Bytes of input reduced.
+    /// Bytes of what was served: of a message, or of the part of one rank where each has its own.
     pub bytes: u64,
     /// Calls by algorithm, indexed by `Algorithm as usize`.
     pub by_algorithm: [u64; ALGORITHMS],

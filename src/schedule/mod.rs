@@ -92,7 +92,7 @@ pub fn build_goal(goal: Goal, in_parts: bool, islands: &Islands) -> Result<Sched
         (Goal::AllGather, true) => Ok(all_gather::build(islands)),
         (Goal::ReduceScatter, true) => Ok(reduce_scatter::build(islands)),
         (Goal::AllReduce, _) | (Goal::AllGather | Goal::ReduceScatter, false) => {
-            Err(Error::Unsupported(format!("{goal:?} in parts: {in_parts}")))
+            Err(Error::Unsupported(format!("{goal} in parts: {in_parts}")))
         }
     }
 }

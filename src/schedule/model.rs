@@ -2,6 +2,7 @@
 
 use super::Islands;
 use crate::types::Algorithm;
+use std::fmt;
 
 /// What a schedule is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -18,6 +19,17 @@ pub enum Goal {
     AllGather,
     /// Every rank gets the sum of one part; a piece is a part.
     ReduceScatter,
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Goal::AllReduce => f.write_str("all-reduce"),
+            Goal::Broadcast { root } => write!(f, "broadcast from rank {root}"),
+            Goal::AllGather => f.write_str("all-gather"),
+            Goal::ReduceScatter => f.write_str("reduce-scatter"),
+        }
+    }
 }
 
 /// What every rank does in a collective, phase by phase.

@@ -1,6 +1,6 @@
 /* Eight processes on GPUs, as an engine in C would use them: a context and a stream of the client's own, creation,
- * eager calls, a capture that is replayed, destruction, and a replay after it. With "kill" the last rank is killed in
- * the middle of replays, and the others learn who died.
+ * eager calls of every collective, captures that are replayed, destruction, and a replay after it. With "kill" the last
+ * rank is killed in the middle of replays, and the others learn who died.
  *
  * The driver is looked up by hand, so that the client builds without CUDA's headers. */
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-enum { RANKS = 8, GPUS = 2, COUNT = 3001, CALLS = 3, REPLAYS = 3 };
+enum { RANKS = 8, GPUS = 2, COUNT = 3001, CALLS = 3, REPLAYS = 3, PART = COUNT / RANKS };
 
 static void* driver;
 
@@ -42,6 +42,45 @@ static void bring(handle stream, address to, const void* from, size_t bytes) {
 static void fetch(handle stream, void* to, address from, size_t bytes) {
   CU("cuMemcpyDtoHAsync_v2", (void*, address, size_t, handle), to, from, bytes, stream);
   CU("cuStreamSynchronize", (handle), stream);
+}
+
+/* The other collectives: a broadcast, then an all-reduce in two halves. */
+static void others(peerlane_comm_t comm, address input, address output, address part, handle stream, int root) {
+  OK(peerlane_broadcast(comm, (void*)input, (void*)output, COUNT, PEERLANE_FLOAT32, root, stream, -1));
+  OK(peerlane_reduce_scatter(comm, (void*)input, (void*)part, PART, PEERLANE_FLOAT32, PEERLANE_SUM, stream, -1));
+  OK(peerlane_all_gather(comm, (void*)part, (void*)input, PART, PEERLANE_FLOAT32, stream, -1));
+}
+
+static void others_get_exact_results(peerlane_comm_t comm, int rank, address input, address output, handle stream) {
+  static float data[COUNT], copied[COUNT], summed[COUNT];
+  const address part = allocate(PART * sizeof(float));
+  handle graph = NULL, exec = NULL;
+  int call;
+  for (call = 0; call < 2 * CALLS; call++) {
+    fill(data, COUNT, PEERLANE_FLOAT32, rank, call);
+    bring(stream, input, data, sizeof data);
+    if (call == CALLS) {
+      CU("cuStreamBeginCapture_v2", (handle, int), stream, 1);
+      others(comm, input, output, part, stream, 0);
+      CU("cuStreamEndCapture", (handle, handle*), stream, &graph);
+      CU("cuGraphInstantiateWithFlags", (handle*, handle, address), &exec, graph, 0);
+    }
+    if (exec)
+      CU("cuGraphLaunch", (handle, handle), exec, stream);
+    else
+      others(comm, input, output, part, stream, 0);
+    fetch(stream, copied, output, sizeof copied);
+    fetch(stream, summed, input, sizeof summed);
+    fill(data, COUNT, PEERLANE_FLOAT32, 0, call);
+    CHECK(memcmp(copied, data, sizeof data) == 0);
+    verify(summed, RANKS * PART, PEERLANE_FLOAT32, PEERLANE_SUM, RANKS, rank, call);
+  }
+  CU("cuGraphExecDestroy", (handle), exec);
+  CU("cuGraphDestroy", (handle), graph);
+  REFUSED(PEERLANE_ERROR_INVALID_ARGUMENT, "'root' is 8",
+          peerlane_broadcast(comm, (void*)input, (void*)output, 1, PEERLANE_FLOAT32, RANKS, stream, -1));
+  REFUSED(PEERLANE_ERROR_INVALID_ARGUMENT, "'channel' is 4",
+          peerlane_all_gather(comm, (void*)input, (void*)output, 1, PEERLANE_FLOAT32, stream, 4));
 }
 
 /* Replays until the communicator fails, and says how. */
@@ -91,6 +130,8 @@ static void rank_main(int rank, const peerlane_unique_id* id, int lane, int kill
     fetch(stream, result, output, bytes);
     verify(result, COUNT, PEERLANE_FLOAT32, PEERLANE_SUM, RANKS, rank, call);
   }
+
+  others_get_exact_results(comm, rank, input, output, stream);
 
   CU("cuStreamBeginCapture_v2", (handle, int), stream, 1); /* thread local */
   for (call = 0; call < CALLS; call++)

@@ -1,21 +1,18 @@
 //! Every exported function, in the header's order; `exports.txt` is their list, and a test compares the two.
 
-use crate::arguments::{Argument, Out, OutArray, Ranks, Take, Use};
+use crate::arguments::{Out, OutArray, Ranks, Take, Use};
 use crate::boundary;
+use crate::calls::{self, Buffers, Work};
 use crate::group;
 use crate::norm::AddRmsNormIn;
 use crate::registry::{self, Handle};
 use crate::status::{Failure, Outcome, Status};
 use crate::structs::{ConfigIn, ConfigOut, StatsOut, TextOut};
 use peerlane_core::bootstrap::{UniqueId, UNIQUE_ID_BYTES};
-use peerlane_core::comm::{AddRmsNorm, Communicator, Creation};
+use peerlane_core::comm::{Communicator, Creation};
 use peerlane_core::device::Stream;
-use peerlane_core::plan::DeviceKind;
-#[cfg(not(feature = "cuda"))]
-use peerlane_core::Error;
 use peerlane_core::{DType, Op};
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 
 /// The version of this crate as one number.
 const VERSION: u32 = {
@@ -59,9 +56,7 @@ exports! {
     /// Joins a communicator as one rank.
     fn peerlane_comm_create(comm: Out<Handle>, n: Ranks, id: UniqueId, rank: i32, config: ConfigIn) {
         let n = n.0;
-        let rank = usize::try_from(rank).ok().filter(|&r| r < n).ok_or_else(|| {
-            Failure::argument(format!("'rank' is {rank}; ranks of {n} are 0 to {}", n - 1))
-        })?;
+        let rank = rank_of("rank", rank, n)?;
         let config = config.resolve(n)?;
         group::create(Creation { id, n, rank, config }, comm)
     }
@@ -172,7 +167,9 @@ exports! {
     ) {
         // SAFETY: the header demands buffers of `count` elements until the work is done; what can be seen to be wrong
         // about them is refused in there.
-        unsafe { all_reduce(&comm.0, Buffers { input, output, count }, dtype, op, stream, None) }
+        unsafe {
+            calls::start(&comm.0, &Work::AllReduce(Buffers { input, output, count, dtype }, op), stream, -1)
+        }
     }
 
     /// Reduces over all ranks, on a channel.
@@ -186,9 +183,57 @@ exports! {
         stream: Handle,
         channel: i32,
     ) {
-        let channel = channel_of(&comm.0, channel)?;
+        let buffers = Buffers { input, output, count, dtype };
         // SAFETY: as above.
-        unsafe { all_reduce(&comm.0, Buffers { input, output, count }, dtype, op, stream, channel) }
+        unsafe { calls::start(&comm.0, &Work::AllReduce(buffers, op), stream, channel) }
+    }
+
+    /// Copies one rank's buffer to all.
+    fn peerlane_broadcast(
+        comm: Use<Communicator>,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+        root: i32,
+        stream: Handle,
+        channel: i32,
+    ) {
+        let root = rank_of("root", root, comm.0.size())?;
+        let buffers = Buffers { input, output, count, dtype };
+        // SAFETY: as above; the input is the root's alone.
+        unsafe { calls::start(&comm.0, &Work::Broadcast(buffers, root), stream, channel) }
+    }
+
+    /// Copies every rank's buffer to all.
+    fn peerlane_all_gather(
+        comm: Use<Communicator>,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+        stream: Handle,
+        channel: i32,
+    ) {
+        let buffers = Buffers { input, output, count, dtype };
+        // SAFETY: as above, for an output of `count` elements for every rank.
+        unsafe { calls::start(&comm.0, &Work::AllGather(buffers), stream, channel) }
+    }
+
+    /// Reduces over all ranks, a part for each.
+    fn peerlane_reduce_scatter(
+        comm: Use<Communicator>,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+        op: Op,
+        stream: Handle,
+        channel: i32,
+    ) {
+        let buffers = Buffers { input, output, count, dtype };
+        // SAFETY: as above, for an input of `count` elements for every rank.
+        unsafe { calls::start(&comm.0, &Work::ReduceScatter(buffers, op), stream, channel) }
     }
 
     /// Reduces over all ranks, adds the residual and norms.
@@ -198,9 +243,8 @@ exports! {
         stream: Handle,
         channel: i32,
     ) {
-        let channel = channel_of(&comm.0, channel)?;
         // SAFETY: as above, for the buffers that the struct names.
-        unsafe { all_reduce_add_rms_norm(&comm.0, &arguments.0, stream, channel) }
+        unsafe { calls::start(&comm.0, &Work::AddRmsNorm(arguments.0), stream, channel) }
     }
 
     /// Opens a group.
@@ -226,93 +270,11 @@ exports! {
     }
 }
 
-/// Where an all-reduce reads and writes.
-#[derive(Clone, Copy)]
-struct Buffers {
-    input: *const c_void,
-    output: *mut c_void,
-    count: usize,
-}
-
-/// # Safety
-/// The buffers are good for `count` elements until the work is done, and `stream` is a stream of the communicator's device.
-unsafe fn all_reduce(
-    comm: &Arc<Communicator>,
-    buffers: Buffers,
-    dtype: DType,
-    op: Op,
-    stream: Handle,
-    channel: Option<usize>,
-) -> Outcome<()> {
-    let Buffers { input, output, count } = buffers;
-    match comm.device_kind() {
-        DeviceKind::Cpu => {
-            // SAFETY: a handle is looked up, not followed.
-            let stream: Option<Use<Stream>> = unsafe { Argument::check(stream, "stream") }?;
-            let stream = stream.map(|stream| stream.0);
-            group::keep(comm, stream.as_ref())?;
-            // SAFETY: the caller's promise.
-            Ok(unsafe { comm.all_reduce(input, output, count, dtype, op, stream.as_deref()) }?)
-        }
-        #[cfg(feature = "cuda")]
-        DeviceKind::Gpu => {
-            group::keep(comm, None)?;
-            let stream = stream.as_pointer();
-            // SAFETY: the caller's promise.
-            Ok(unsafe { comm.all_reduce_cuda(input, output, count, dtype, op, stream, channel) }?)
-        }
-        #[cfg(not(feature = "cuda"))]
-        DeviceKind::Gpu => {
-            let _ = channel;
-            Err(Error::Internal("a communicator on a GPU in a library without CUDA".into()).into())
-        }
-    }
-}
-
-/// # Safety
-/// The buffers are good until the work is done, and `stream` is a stream of the communicator's device.
-unsafe fn all_reduce_add_rms_norm(
-    comm: &Arc<Communicator>,
-    arguments: &AddRmsNorm,
-    stream: Handle,
-    channel: Option<usize>,
-) -> Outcome<()> {
-    match comm.device_kind() {
-        DeviceKind::Cpu => {
-            // SAFETY: a handle is looked up, not followed.
-            let stream: Option<Use<Stream>> = unsafe { Argument::check(stream, "stream") }?;
-            let stream = stream.map(|stream| stream.0);
-            group::keep(comm, stream.as_ref())?;
-            // SAFETY: the caller's promise.
-            Ok(unsafe { comm.all_reduce_add_rms_norm(arguments, stream.as_deref()) }?)
-        }
-        #[cfg(feature = "cuda")]
-        DeviceKind::Gpu => {
-            group::keep(comm, None)?;
-            let stream = stream.as_pointer();
-            // SAFETY: the caller's promise.
-            Ok(unsafe { comm.all_reduce_add_rms_norm_cuda(arguments, stream, channel) }?)
-        }
-        #[cfg(not(feature = "cuda"))]
-        DeviceKind::Gpu => {
-            let _ = channel;
-            Err(Error::Internal("a communicator on a GPU in a library without CUDA".into()).into())
-        }
-    }
-}
-
-/// The channel that a caller's number means, `None` where the choice is the library's.
-fn channel_of(comm: &Communicator, channel: i32) -> Outcome<Option<usize>> {
-    match (channel, comm.device_kind()) {
-        (-1, _) | (0, DeviceKind::Cpu) => Ok(None),
-        (0..=3, DeviceKind::Gpu) => Ok(Some(channel as usize)),
-        (_, kind) => {
-            let known = if kind == DeviceKind::Cpu { "0" } else { "0 to 3" };
-            Err(Failure::argument(format!(
-                "'channel' is {channel}; this communicator has {known}, and -1 leaves the choice to the library"
-            )))
-        }
-    }
+/// A rank's number, from an argument called `name`.
+fn rank_of(name: &str, raw: i32, n: usize) -> Outcome<usize> {
+    usize::try_from(raw).ok().filter(|&r| r < n).ok_or_else(|| {
+        Failure::argument(format!("'{name}' is {raw}; ranks of {n} are 0 to {}", n - 1))
+    })
 }
 
 /// A group holds calls that name communicators and streams; what they name must be there when the group ends.

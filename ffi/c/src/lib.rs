@@ -9,12 +9,14 @@
 //! | [`structs`] | the structs that cross by pointer and can grow |
 //! | [`norm`] | the arguments of the fused operation |
 //! | [`group`] | creation of several ranks by one thread |
+//! | [`calls`] | from a collective's arguments to its communicator's device |
 //! | [`api`] | every exported function |
 
 #[macro_use]
 mod boundary;
 mod api;
 mod arguments;
+mod calls;
 mod group;
 mod norm;
 mod registry;

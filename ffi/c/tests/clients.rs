@@ -83,6 +83,7 @@ clients! {
     misuse_is_refused_with_a_message: "tests/c/misuse.c";
     communicators_end_in_any_order_and_on_any_thread: "tests/c/lifecycle.c";
     fused_rows_get_the_bits_of_unfused_ones: "tests/c/fused.c";
+    other_collectives_get_exact_results: "tests/c/collectives.c", valgrind "2000";
     what_others_do_wrong_is_named: "tests/c/faults.c", valgrind "20";
     the_example_adds_up: "examples/c/all_reduce.c";
 }

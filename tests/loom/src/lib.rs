@@ -27,6 +27,10 @@ mod error {
 mod types {
     source!("types.rs");
 }
+mod schedule {
+    /// A fault prints it, and no more.
+    pub type Goal = &'static str;
+}
 #[path = "../../../src/launch.rs"]
 mod generated;
 mod launch {
