@@ -9,38 +9,37 @@ use crate::types::*;
 use peerlane_core::{DType, Op, Result};
 use std::ffi::{c_int, c_void};
 
-/// Whether a collective only moves elements, and so carries types that it could not sum.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Moves {
-    Only,
-    AndSums,
+/// What a function of NCCL is given beside type and operation.
+struct Given {
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
 }
 
-fn carried(dtype: ncclDataType_t, moves: Moves) -> Result<DType> {
-    let fp8 = [ncclFloat8e4m3, ncclFloat8e5m2].contains(&dtype);
-    if fp8 && moves == Moves::Only {
+/// The type that carries `dtype`. A collective that only moves elements takes those that it could not sum.
+fn carried(dtype: ncclDataType_t, kind: Kind) -> Result<DType> {
+    let moves = matches!(kind, Kind::AllGather | Kind::Broadcast { .. });
+    if moves && [ncclFloat8e4m3, ncclFloat8e5m2].contains(&dtype) {
         return Ok(DType::U8);
     }
     DType::from_raw(dtype)
 }
 
-fn start(
-    comm: ncclComm_t,
-    dtype: ncclDataType_t,
-    op: ncclRedOp_t,
-    moves: Moves,
-    job: impl FnOnce(DType, Op) -> Job,
-) -> ncclResult_t {
+/// Runs a collective, or notes it in the open group.
+fn start(kind: Kind, given: Given, dtype: ncclDataType_t, op: ncclRedOp_t) -> ncclResult_t {
+    let Given { input, output, count, comm, stream } = given;
     let own = match find(comm) {
         Ok(own) => own,
         Err(code) => return code,
     };
-    let types = carried(dtype, moves).and_then(|dtype| Ok((dtype, Op::from_raw(op)?)));
+    let types = carried(dtype, kind).and_then(|dtype| Ok((dtype, Op::from_raw(op)?)));
     let (dtype, op) = match types {
         Ok(types) => types,
         Err(error) => return failed(&error),
     };
-    let jobs = [(own, job(dtype, op))];
+    let jobs = [(own, Job { kind, input, output, count, dtype, op, stream })];
     if group::is_open() {
         group::note_alone(|noted| noted.jobs.extend(jobs));
         return ncclSuccess;
@@ -58,15 +57,7 @@ pub unsafe fn all_reduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, op, Moves::AndSums, |dtype, op| Job {
-        kind: Kind::AllReduce,
-        input,
-        output,
-        count,
-        dtype,
-        op,
-        stream,
-    })
+    start(Kind::AllReduce, Given { input, output, count, comm, stream }, dtype, op)
 }
 
 /// `ncclAllGather`.
@@ -78,15 +69,7 @@ pub unsafe fn all_gather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, ncclSum, Moves::Only, |dtype, op| Job {
-        kind: Kind::AllGather,
-        input,
-        output,
-        count,
-        dtype,
-        op,
-        stream,
-    })
+    start(Kind::AllGather, Given { input, output, count, comm, stream }, dtype, ncclSum)
 }
 
 /// `ncclReduceScatter`.
@@ -99,15 +82,7 @@ pub unsafe fn reduce_scatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    start(comm, dtype, op, Moves::AndSums, |dtype, op| Job {
-        kind: Kind::ReduceScatter,
-        input,
-        output,
-        count,
-        dtype,
-        op,
-        stream,
-    })
+    start(Kind::ReduceScatter, Given { input, output, count, comm, stream }, dtype, op)
 }
 
 /// `ncclBroadcast`.
@@ -130,15 +105,7 @@ pub unsafe fn broadcast(
         return fail(ncclInvalidArgument, &format!("root {root} of {n} ranks"));
     }
     let kind = Kind::Broadcast { root: root as usize };
-    start(comm, dtype, ncclSum, Moves::Only, |dtype, op| Job {
-        kind,
-        input,
-        output,
-        count,
-        dtype,
-        op,
-        stream,
-    })
+    start(kind, Given { input, output, count, comm, stream }, dtype, ncclSum)
 }
 
 /// `ncclBcast`.
