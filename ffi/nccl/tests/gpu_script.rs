@@ -145,7 +145,7 @@ fn one_part_runs_by_itself_and_without_what_the_others_need() {
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
     assert!(lines[0].starts_with("FAIL preload pytorch 2 processes"), "{text}");
-    assert!(lines[0].contains("CUDA error: out of memory"), "{text}");
+    assert!(lines[0].contains(": RuntimeError: CUDA error: out of memory"), "{text}");
     nobody_is_left(&folder, 1);
 
     for (args, why) in [
