@@ -36,6 +36,20 @@ fn the_generated_list_is_what_nccl_2_32_3_exports() {
     assert_eq!(names, expected);
 }
 
+/// The names that the wheels of 2.27.3, 2.28.9, 2.29.7, 2.30.7 and 2.31.2 export, each with the first that does: a program built
+/// with any of them finds all of its functions.
+#[test]
+fn what_older_versions_export_is_in_the_list() {
+    let names = generated_names();
+    let older = std::fs::read_to_string(file("tests/nccl-older-exports.txt")).unwrap();
+    let since = |version| older.lines().filter(|line| line.ends_with(version)).count();
+    assert_eq!(["2.27.3", "2.28.9", "2.29.7", "2.30.7", "2.31.2"].map(since), [74, 31, 32, 28, 26]);
+    for line in older.lines() {
+        let (name, version) = line.split_once(' ').unwrap();
+        assert!(names.iter().any(|n| n == name), "{name} of NCCL {version}");
+    }
+}
+
 #[test]
 fn what_torch_needs_is_in_the_list() {
     let names = generated_names();

@@ -128,6 +128,60 @@ fn nonblocking_communicators_are_nccls() {
     r.destroy(comm);
 }
 
+/// More ranks than a schedule has, and one, which has nobody to exchange anything with.
+#[test]
+fn seventeen_ranks_and_one_are_nccls() {
+    const NAME: &str = "seventeen_ranks_and_one_are_nccls";
+    let Some(r) = role() else {
+        return World::new(NAME).env("FAKECUDA_DEVICES", "17").run(Way::Preload, 1);
+    };
+    let gpus: Vec<Gpu> = (0..17).map(Gpu::new).collect();
+    // The control: sixteen are served.
+    for (n, served) in [(16, true), (17, false), (1, false)] {
+        let before = (r.stats(std::ptr::null_mut()).served_calls, r.nccl_calls("ncclAllReduce"));
+        let mut comms = vec![std::ptr::null_mut(); n];
+        unsafe {
+            let code = (r.api.ncclCommInitAll)(comms.as_mut_ptr(), n as c_int, std::ptr::null());
+            assert_eq!(code, ncclSuccess, "{}", r.last_error());
+        }
+        let buffers: Vec<_> = (0..n).map(|rank| gpus[rank].buffer(&values(rank, n, 64))).collect();
+        unsafe { (r.api.ncclGroupStart)() };
+        for rank in 0..n {
+            assert_eq!(r.all_reduce(comms[rank], &gpus[rank], &buffers[rank]), ncclSuccess);
+        }
+        unsafe { assert_eq!((r.api.ncclGroupEnd)(), ncclSuccess, "{}", r.last_error()) };
+        for (gpu, buffer) in gpus.iter().zip(&buffers) {
+            gpu.stream.synchronize().unwrap();
+            assert!(buffer.get(gpu) == sum(0..n, n, 64), "{n} ranks");
+        }
+        let after = (r.stats(std::ptr::null_mut()).served_calls, r.nccl_calls("ncclAllReduce"));
+        let (ours, theirs) = if served { (n as u64, 0) } else { (0, n as u64) };
+        assert_eq!(after, (before.0 + ours, before.1 + theirs), "{n} ranks");
+        comms.into_iter().for_each(|comm| r.destroy(comm));
+    }
+}
+
+#[test]
+fn types_and_operations_that_peerlane_lacks_are_nccls() {
+    const NAME: &str = "types_and_operations_that_peerlane_lacks_are_nccls";
+    let Some(r) = role() else { return World::new(NAME).run(Way::Preload, 2) };
+    let (gpu, comm) = r.join();
+    r.check(comm, &gpu, 0, SMALL);
+    let buffer = gpu.buffer(&[1.0; 4]);
+    // FP8, and an operation as `ncclRedOpCreatePreMulSum` numbers them.
+    for (dtype, op) in
+        [(ncclFloat8e4m3, ncclSum), (ncclFloat8e5m2, ncclMax), (ncclFloat32, ncclNumOps + 3)]
+    {
+        let at = buffer.at();
+        let code = unsafe { (r.api.ncclAllReduce)(at, at, 4, dtype, op, comm, gpu.raw()) };
+        assert_eq!(code, ncclSuccess, "{}", r.last_error());
+    }
+    gpu.stream.synchronize().unwrap();
+    assert_eq!(r.nccl_calls("ncclAllReduce"), 3);
+    assert_eq!((r.stats(comm).forwarded_kind, r.stats(comm).served_calls), (3, 1));
+    r.destroy(comm);
+}
+
 #[test]
 fn an_abort_ends_the_others_calls_and_both_sides_say_so() {
     const NAME: &str = "an_abort_ends_the_others_calls_and_both_sides_say_so";

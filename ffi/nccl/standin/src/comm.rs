@@ -11,7 +11,8 @@ use std::time::Duration;
 
 pub const SLOT: usize = 64 << 10;
 pub const MAIL: usize = 4096;
-pub const RANKS: usize = 16;
+/// More than peerlane serves, so that a test can go beyond.
+pub const RANKS: usize = 20;
 const WORDS: usize = 4096;
 const MAIL_AT: usize = WORDS + RANKS * SLOT;
 const BYTES: usize = MAIL_AT + RANKS * RANKS * (MAIL + 64);
