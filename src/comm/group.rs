@@ -24,16 +24,24 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
+/// On a thread that is ending, whose own thread-locals may hold communicators, no group is open.
+fn with<T>(body: impl FnOnce(&mut Group) -> T) -> T {
+    if GROUP.try_with(|_| ()).is_err() {
+        return body(&mut Group::default());
+    }
+    GROUP.with_borrow_mut(body)
+}
+
 /// Opens a group on this thread: calls are noted until the outermost [`group_end`], so that no call of one rank waits
 /// for one that the same thread has yet to make. Groups nest. A stream named in a group must live until its end, and two
 /// ranks of one communicator must not share one.
 pub fn group_start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+    with(|group| group.depth += 1);
 }
 
 /// Notes a call if this thread has an open group.
 pub(super) fn note(comm: &Arc<Inner>, call: &Call, queue: Queue) -> bool {
-    GROUP.with_borrow_mut(|group| {
+    with(|group| {
         if group.depth == 0 {
             return false;
         }
@@ -46,7 +54,7 @@ pub(super) fn note(comm: &Arc<Inner>, call: &Call, queue: Queue) -> bool {
 /// CPU ranks that named no stream are complete; those of ranks on GPUs are launched. The first error of a call is
 /// returned, and the others are still made.
 pub fn group_end() -> Result<()> {
-    let calls = GROUP.with_borrow_mut(|group| match group.depth {
+    let calls = with(|group| match group.depth {
         0 => Err(Error::InvalidArgument("group_end without a group_start on this thread".into())),
         1 => {
             group.depth = 0;

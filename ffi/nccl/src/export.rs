@@ -72,8 +72,10 @@ macro_rules! define_stats {
             size: usize,
         ) -> ncclResult_t {
             VARIANT.enter();
-            // SAFETY: the caller's promise.
-            unsafe { $crate::stats::read(comm, stats, size) }
+            $crate::guarded(|| {
+                // SAFETY: the caller's promise.
+                unsafe { $crate::stats::read(comm, stats, size) }
+            })
         }
     };
 }

@@ -69,7 +69,11 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
+/// On a thread that is ending, whose own thread-locals may hold communicators, no group is open for peerlane; NCCL keeps its own.
 fn with<T>(body: impl FnOnce(&mut Group) -> T) -> T {
+    if GROUP.try_with(|_| ()).is_err() {
+        return body(&mut Group::default());
+    }
     GROUP.with_borrow_mut(body)
 }
 

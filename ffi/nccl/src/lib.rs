@@ -45,6 +45,8 @@ mod table;
 pub mod types;
 mod variant;
 
+#[doc(hidden)]
+pub use status::guarded;
 pub use variant::Variant;
 
 /// What precedes a call that is passed on: NCCL has a call in this thread's group, if it has one open, and what

@@ -275,6 +275,50 @@ fn a_forked_child_forwards_and_the_parent_goes_on() {
     r.destroy(comm);
 }
 
+/// Calls NCCL when a thread ends, as a host does whose thread-local holds a communicator.
+struct AtTheEnd(Option<(Vec<Call>, std::sync::mpsc::Sender<ncclResult_t>)>);
+type Call = Box<dyn Fn() -> ncclResult_t + Send>;
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        let Some((calls, tell)) = self.0.take() else { return };
+        calls.iter().for_each(|call| tell.send(call()).unwrap());
+    }
+}
+
+thread_local! {
+    static LAST: std::cell::RefCell<AtTheEnd> = const { std::cell::RefCell::new(AtTheEnd(None)) };
+}
+
+#[test]
+fn a_thread_that_is_ending_may_still_call() {
+    const NAME: &str = "a_thread_that_is_ending_may_still_call";
+    let Some(r) = role() else {
+        for way in [Way::Preload, Way::Full] {
+            World::new(NAME).run(way, 1);
+        }
+        return;
+    };
+    let (tell, told) = std::sync::mpsc::channel();
+    let (start, end) = (r.api.ncclGroupStart, r.api.ncclGroupEnd);
+    let (passed_on, freed) = (r.rest.ncclCommGetUniqueId, r.rest.ncclMemFree);
+    let ended = std::thread::spawn(move || {
+        let calls: Vec<Call> = vec![
+            Box::new(move || unsafe { start() }),
+            Box::new(move || unsafe { end() }),
+            Box::new(move || unsafe { passed_on(std::ptr::null_mut(), std::ptr::null_mut()) }),
+            Box::new(move || unsafe { freed(std::ptr::null_mut()) }),
+        ];
+        // Before the library has anything of its own on this thread, so that it is gone when these calls come.
+        LAST.with(|last| last.borrow_mut().0 = Some((calls, tell)));
+        unsafe { assert_eq!((start(), end()), (ncclSuccess, ncclSuccess)) };
+    });
+    ended.join().unwrap();
+    let told: Vec<_> = told.iter().collect();
+    assert_eq!(told[..3], [ncclSuccess, ncclSuccess, ncclInvalidArgument]);
+    assert_eq!(told.len(), 4);
+}
+
 #[test]
 fn wrong_arguments_get_nccls_codes_and_a_text() {
     const NAME: &str = "wrong_arguments_get_nccls_codes_and_a_text";

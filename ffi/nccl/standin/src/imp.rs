@@ -7,6 +7,7 @@ use peerlane_nccl_core::types::*;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::io::Read;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 
@@ -42,7 +43,8 @@ struct Group {
 }
 
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    // As NCCL's own, it is there until the thread is gone.
+    static GROUP: RefCell<ManuallyDrop<Group>> = RefCell::default();
 }
 
 pub unsafe fn ncclGroupStart() -> ncclResult_t {
@@ -53,7 +55,7 @@ pub unsafe fn ncclGroupStart() -> ncclResult_t {
 pub unsafe fn ncclGroupEnd() -> ncclResult_t {
     let group = GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(ncclInvalidUsage),
-        1 => Ok(std::mem::take(group)),
+        1 => Ok(std::mem::take(&mut **group)),
         _ => {
             group.depth -= 1;
             Ok(Group::default())
@@ -87,7 +89,7 @@ pub unsafe fn ncclGroupEnd() -> ncclResult_t {
 }
 
 pub unsafe fn ncclGroupSimulateEnd(_info: *mut ncclSimInfo_t) -> ncclResult_t {
-    GROUP.with_borrow_mut(|group| drop(std::mem::take(group)));
+    GROUP.with_borrow_mut(|group| drop(std::mem::take(&mut **group)));
     ncclSuccess
 }
 
