@@ -123,9 +123,7 @@ fn on_gpus(job: &Job, wanted: &Wanted) -> Result<Outcome> {
             if let Some((nccl, id)) = id {
                 rank.device.join_nccl(nccl, id, ranks, number)?;
             }
-            rank.device.finish()?;
-            // Nothing is allocated any more once the first rank waits for another on the GPU.
-            rank.device.meet()?;
+            rank.device.work_together()?;
             let tick = || bar.inc((number == 0).into());
             let measured = measure::graphs::measure(&mut rank, plan, &tick)?;
             let stats = rank.reduce.comm.stats();

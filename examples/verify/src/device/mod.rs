@@ -217,13 +217,17 @@ pub trait Device: Sized {
 /// A device that can keep a pass and carry it out again without the host.
 #[cfg(feature = "cuda")]
 pub trait Recorder: Device {
-    /// A pass that was kept.
+    /// What was kept.
+    type Captured;
+    /// A pass that can be carried out again.
     type Recorded;
 
     /// From now on operations are kept and not carried out; with `stamps` the times of their parts are taken too.
     fn record(&mut self, stamps: bool) -> Result<()>;
     /// What was kept.
-    fn recorded(&mut self) -> Result<Self::Recorded>;
+    fn recorded(&mut self) -> Result<Self::Captured>;
+    /// Makes passes of what was kept; all ranks do, when none has any more to keep.
+    fn ready(&mut self, captured: Vec<Self::Captured>) -> Result<Vec<Self::Recorded>>;
     /// Queues it `times` times, without a break; seconds of each, without the first.
     fn time(&mut self, recorded: &Self::Recorded, times: usize) -> Result<Vec<f64>>;
     /// Queues it once; all ranks do.

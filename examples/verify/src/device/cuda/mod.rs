@@ -115,6 +115,8 @@ pub struct Cuda {
     limits: Limits,
     gpu: Arc<Gpu>,
     meeting: Arc<Meeting>,
+    /// Whether kernels of this rank may be waiting for other ranks: since [`work_together`](Self::work_together).
+    together: bool,
 }
 
 impl Cuda {
@@ -186,6 +188,7 @@ impl Cuda {
             limits,
             gpu,
             meeting,
+            together: false,
         })
     }
 
@@ -243,18 +246,56 @@ impl Cuda {
         unsafe { gpu::launch(&self.enter()?, self.stream(), kernel, arguments) }
     }
 
+    /// Set-up is over: from here on no rank allocates, and what may wait for the GPU is done [`quietly`](Self::quietly).
+    pub fn work_together(&mut self) -> Result<()> {
+        self.stream.synchronize()?;
+        self.meeting.wait()?;
+        self.together = true;
+        Ok(())
+    }
+
+    /// Does `work` while no kernel of any rank of this process is under way; all ranks call it at the same places.
+    ///
+    /// Ranks that share a GPU may not do otherwise with anything but launches, and waits for their own stream. A copy from or to
+    /// pageable memory, making or freeing memory, loading a kernel, instantiating, uploading or freeing a graph may each wait
+    /// for all that the GPU has been given, or stand in a queue that all streams share. There may be an all-reduce of another
+    /// rank, which waits for this rank's, which this thread cannot launch as long as it waits here.
+    ///
+    /// Why this is enough: a rank comes to the first meeting when its stream is empty, so after it every all-reduce that was
+    /// launched has ended; none is launched before the second meeting, to which a rank comes when its work is done.
+    fn quietly<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        if !self.together {
+            return work();
+        }
+        self.stream.synchronize()?;
+        self.meeting.wait()?;
+        let done = work()?;
+        self.meeting.wait()?;
+        Ok(done)
+    }
+
+    /// Memory of this rank's; only while ranks are set up.
+    fn take(&mut self, bytes: usize) -> Result<Slice> {
+        ensure!(!self.together, "allocating {bytes} bytes while other ranks may wait for this one");
+        self.arena.take(bytes)
+    }
+
     fn read_bytes(&self, slice: &Slice, bytes: usize) -> Result<Vec<u8>> {
         ensure!(bytes <= slice.bytes(), "reading {bytes} bytes of {}", slice.bytes());
         let mut data = vec![0; bytes];
-        // SAFETY: the slice holds as many bytes.
-        unsafe { memory::read(&self.enter()?, slice.ptr(), &mut data, self.stream()) }?;
+        self.quietly(|| {
+            // SAFETY: the slice holds as many bytes.
+            Ok(unsafe { memory::read(&self.enter()?, slice.ptr(), &mut data, self.stream()) }?)
+        })?;
         Ok(data)
     }
 
     fn write_bytes(&self, slice: &Slice, data: &[u8]) -> Result<()> {
         ensure!(data.len() <= slice.bytes(), "writing {} bytes to {}", data.len(), slice.bytes());
-        // SAFETY: the slice holds as many bytes.
-        Ok(unsafe { memory::write(&self.enter()?, slice.ptr(), data, self.stream()) }?)
+        self.quietly(|| {
+            // SAFETY: the slice holds as many bytes.
+            Ok(unsafe { memory::write(&self.enter()?, slice.ptr(), data, self.stream()) }?)
+        })
     }
 }
 

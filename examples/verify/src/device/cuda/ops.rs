@@ -127,7 +127,7 @@ impl Device for Cuda {
 
     fn weight(&mut self, values: Vec<f32>, columns: usize, wide: bool) -> Result<Weight> {
         let rows = values.len() / columns.max(1);
-        let memory = self.arena.take(values.len() * size(wide))?;
+        let memory = self.take(values.len() * size(wide))?;
         self.write_bytes(&memory, &bytes_of(&values, wide))?;
         Ok(Weight { memory, rows, columns })
     }
@@ -135,7 +135,7 @@ impl Device for Cuda {
     fn random_weight(&mut self, random: &Random, parts: &[Tensor], wide: bool) -> Result<Weight> {
         let columns = parts[0].columns.len();
         let rows: usize = parts.iter().map(|part| part.rows.len()).sum();
-        let memory = self.arena.take(rows * columns * size(wide))?;
+        let memory = self.take(rows * columns * size(wide))?;
         let mut out = memory.ptr();
         for part in parts {
             let Drawn { key, centre, reach } = random.drawn(part);
@@ -159,7 +159,7 @@ impl Device for Cuda {
     }
 
     fn buffer(&mut self, elements: usize, wide: bool) -> Result<Buffer> {
-        let memory = self.arena.take(elements * size(wide))?;
+        let memory = self.take(elements * size(wide))?;
         // SAFETY: the slice is this buffer's.
         unsafe { memory::fill(&self.enter()?, memory.ptr(), 0, memory.bytes(), self.stream()) }?;
         Ok(Buffer { memory, wide })
@@ -171,12 +171,12 @@ impl Device for Cuda {
     }
 
     fn batch(&mut self, batch: &Batch) -> Result<DeviceBatch> {
-        self.batches.load(&self.enter()?, self.stream(), batch)
+        self.quietly(|| self.batches.load(&self.enter()?, self.stream(), batch))
     }
 
     fn routing(&mut self, rows: usize) -> Result<Chosen> {
         let bytes = 4 * rows * self.dims.experts_per_token;
-        Ok(Chosen { experts: self.arena.take(bytes)?, weights: self.arena.take(bytes)? })
+        Ok(Chosen { experts: self.take(bytes)?, weights: self.take(bytes)? })
     }
 
     fn read(&mut self, buffer: &Buffer, elements: usize) -> Result<Vec<f32>> {

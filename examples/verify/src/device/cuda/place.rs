@@ -16,11 +16,16 @@ use std::sync::Arc;
 /// waits for it.
 ///
 /// NCCL on shared GPUs gets as many blocks as peerlane has there with eight ranks on a large one: its waiting kernels must leave
-/// room for what they wait for, and a kernel of cuBLAS may need a multiprocessor to itself.
+/// room for what they wait for, and a kernel of cuBLAS may need a multiprocessor to itself. It connects its ranks when they
+/// join, not at a first call, which would allocate while other ranks' kernels wait.
 pub fn prepare(nccl: bool, ranks_per_gpu: Option<usize>) {
     let mut wanted = vec![("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
     if nccl && ranks_per_gpu != Some(1) {
-        wanted.extend([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "4")]);
+        wanted.extend([
+            ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+            ("NCCL_MAX_CTAS", "4"),
+            ("NCCL_RUNTIME_CONNECT", "0"),
+        ]);
     }
     for (name, value) in wanted {
         if std::env::var_os(name).is_none() {
