@@ -86,6 +86,7 @@ fn said(output: &Output) -> String {
 fn passes_the_check(ranks: usize) {
     let output = runner(&format!("--check-gpu {GOLDEN} --tp {ranks} --replays 20"));
     let text = said(&output);
+    println!("{text}");
     assert!(output.status.success(), "{text}");
     assert!(text.starts_with(&format!("PASS {ranks} ranks: sums within")), "{text}");
     assert!(text.contains("verify 12 of 12 choices, tree "), "{text}");

@@ -9,13 +9,14 @@
 //! | `arena` | device memory in large pieces |
 //! | `rows` | the batch on the device |
 //! | `blas`, `nccl` | libraries opened at run time |
-//! | `ops` | the operations of a pass; the longer ones are in `attention` and `experts` |
+//! | `ops` | the operations of a pass; the longer ones are in `attention`, `experts` and `few` |
 //! | `record` | graphs, and where their time goes |
 
 mod arena;
 mod attention;
 mod blas;
 mod experts;
+mod few;
 mod gpu;
 mod launch;
 pub mod nccl;
@@ -35,7 +36,9 @@ use arena::{Arena, Slice};
 pub use blas::Blas;
 use blas::Products;
 pub use gpu::Gpu;
-use launch::{Arguments, CHUNK, MOST_CACHE_WIDTH, MOST_EXPERTS, MOST_KEPT, QUERIES};
+use launch::{
+    Arguments, CHUNK, FEW_ROWS, MOST_CACHE_WIDTH, MOST_EXPERTS, MOST_KEPT, QUERIES, ROUTER_PARTS,
+};
 use nccl::NcclRank;
 use peerlane::device::cuda::{memory, Entered, Function, Stream, StreamRef};
 
@@ -80,11 +83,15 @@ struct Scratch {
     /// What each chunk of keys makes of each query, and the sums that they are weighted with.
     parts: Slice,
     stats: Slice,
-    /// The inner layer of the MLP that every row goes through: both factors, and their product.
-    factors: Slice,
+    /// The inner layer of the MLP that every row goes through.
     product: Slice,
     /// The same product of every row and expert.
     inner: Slice,
+    /// Parts of the router's logits, and how many of its blocks are done.
+    logits: Slice,
+    arrived: Slice,
+    /// Matrices on their way to being turned.
+    turning: Slice,
     /// Pairs by expert.
     slots: Slice,
     order: Slice,
@@ -149,9 +156,11 @@ impl Cuda {
             turns: take(sizes.turns)?,
             parts: take(sizes.parts)?,
             stats: take(sizes.stats)?,
-            factors: take(sizes.factors)?,
-            product: take(sizes.factors / 2)?,
+            product: take(sizes.product)?,
             inner: take(sizes.inner)?,
+            logits: take(4 * ROUTER_PARTS * FEW_ROWS * config.n_routed_experts)?,
+            arrived: take(4)?,
+            turning: take(sizes.turning)?,
             slots: take(4 * (2 * config.n_routed_experts + 2))?,
             order: take(4 * limits.rows * config.num_experts_per_tok)?,
             keys: take(8 * limits.rows)?,
@@ -195,7 +204,7 @@ impl Cuda {
     /// Bytes that a rank takes beside weights, caches and activations.
     pub fn own_bytes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> u64 {
         let sizes = sizes(config, rank, ranks, limits);
-        let scratch = sizes.turns + sizes.parts + sizes.stats + sizes.factors * 3 / 2 + sizes.inner;
+        let scratch = sizes.turns + sizes.parts + sizes.stats + sizes.product + sizes.inner + sizes.turning;
         // A piece of the arena that is not full, the tails of caches, and what the driver keeps of a rank's graphs.
         let tail = config.num_hidden_layers * CHUNK * config.cache_width() * 2;
         (scratch + tail + blas::WORKSPACE + 2 * arena::PIECE + (96 << 20)) as u64
@@ -311,8 +320,9 @@ struct Sizes {
     turns: usize,
     parts: usize,
     stats: usize,
-    factors: usize,
+    product: usize,
     inner: usize,
+    turning: usize,
 }
 
 fn sizes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> Sizes {
@@ -327,8 +337,9 @@ fn sizes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> Sizes {
         turns: limits.length * config.qk_rope_head_dim * 4,
         parts: queries * config.kv_lora_rank * 4,
         stats: queries * 2 * 4,
-        factors: limits.rows * 2 * widest * 2,
+        product: limits.rows * widest * 2,
         inner: pairs * width(config.moe_intermediate_size) * 2,
+        turning: heads * config.qk_nope_head_dim * config.kv_lora_rank * 2,
     }
 }
 
@@ -337,7 +348,7 @@ fn check(config: &Config) -> Result<()> {
     for (key, value, multiple) in [
         ("hidden_size", config.hidden_size, 8),
         ("q_lora_rank", config.q_lora_rank, 8),
-        ("kv_lora_rank", config.kv_lora_rank, 16),
+        ("kv_lora_rank", config.kv_lora_rank, 32),
         ("qk_rope_head_dim", config.qk_rope_head_dim, 16),
     ] {
         ensure!(

@@ -2,7 +2,8 @@
 
 use super::arena::Slice;
 use super::blas::{Matrix, Product};
-use super::launch::{Accept, AddNorm, Choose, Embed, Fill, Latents, Route, Stamp, CHUNK};
+use super::few::few;
+use super::launch::{Accept, AddNorm, Choose, Embed, Fill, Latents, Stamp, CHUNK};
 use super::{Buffer, Chosen, Cuda, DeviceBatch, Weight, MOST_STAMPS};
 use crate::batch::Batch;
 use crate::device::{Device, Experts, Routed};
@@ -281,7 +282,73 @@ impl Device for Cuda {
     fn linear(&mut self, x: &Buffer, w: &Weight, out: &mut Buffer, rows: usize) -> Result<()> {
         self.check(x, rows * w.columns)?;
         self.check(out, rows * w.rows)?;
-        self.product(x.memory.ptr(), w, out.memory.ptr(), rows, out.wide)
+        match few(rows, w.columns) {
+            true => self.product_of_few(x, w, out, rows),
+            false => self.product(x.memory.ptr(), w, out.memory.ptr(), rows, out.wide),
+        }
+    }
+
+    fn latents_and_queries(
+        &mut self,
+        fused: &Buffer,
+        (query_gamma, key_gamma): (&Weight, &Weight),
+        eps: f32,
+        batch: &DeviceBatch,
+        query_latent: &mut Buffer,
+        cache: &mut Buffer,
+        query_up: &Weight,
+        q: &mut Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        if few(rows, query_up.columns) {
+            return self.queries_of_few(
+                fused,
+                (query_gamma, key_gamma),
+                eps,
+                batch,
+                cache,
+                query_up,
+                q,
+            );
+        }
+        self.latents(fused, query_gamma, key_gamma, eps, batch, query_latent, cache)?;
+        self.linear(query_latent, query_up, q, rows)
+    }
+
+    fn attend_to_values(
+        &mut self,
+        queries: &Buffer,
+        cache: &Buffer,
+        batch: &DeviceBatch,
+        attended: &mut Buffer,
+        value_up: &Weight,
+        out: &mut Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        if self.attend_by_few(queries, cache, batch, value_up, out)? {
+            return Ok(());
+        }
+        self.attend(queries, cache, batch, attended)?;
+        self.values(attended, value_up, out, rows)
+    }
+
+    fn gate_and_route(
+        &mut self,
+        x: &Buffer,
+        (gate, bias): (&Weight, &Weight),
+        logits: &mut Buffer,
+        routing: &mut Chosen,
+        rows: usize,
+    ) -> Result<()> {
+        if few(rows, gate.columns) {
+            return self.route_few(x, (gate, bias), routing, rows);
+        }
+        self.linear(x, gate, logits, rows)?;
+        self.route(logits, bias, routing, rows)
+    }
+
+    fn turned(&mut self, w: Weight, rows: usize) -> Result<Weight> {
+        self.turn_over(w, rows)
     }
 
     fn latents(
@@ -361,18 +428,7 @@ impl Device for Cuda {
         routing: &mut Chosen,
         rows: usize,
     ) -> Result<()> {
-        let arguments = Route {
-            blocks: rows as u32,
-            experts: self.dims.experts as u32,
-            groups: self.router.groups as u32,
-            kept_groups: self.router.kept_groups as u32,
-            kept: self.dims.experts_per_token as u32,
-            scale: self.router.scale,
-            logits: logits.memory.ptr(),
-            bias: bias.memory.ptr(),
-            chosen: routing.experts.ptr(),
-            weights: routing.weights.ptr(),
-        };
+        let arguments = self.route_arguments((logits.memory.ptr(), 1), bias, routing, rows);
         self.launch(&self.gpu.kernels.route, &arguments)
     }
 

@@ -87,8 +87,10 @@ fn rows_go_to_the_experts_that_the_host_picks() {
         let bias: Vec<f32> = (0..experts).map(|_| draw(-3, 3)).collect();
         let (chosen, weights) = (vec![0u32; rows * kept], vec![0f32; rows * kept]);
         let arguments = Route {
-            blocks: rows as u32,
+            blocks: rows.div_ceil(8) as u32,
+            rows: rows as u32,
             experts: experts as u32,
+            parts: 1,
             groups: config.n_group as u32,
             kept_groups: config.topk_group as u32,
             kept: kept as u32,
@@ -98,7 +100,7 @@ fn rows_go_to_the_experts_that_the_host_picks() {
             chosen: address(&chosen),
             weights: address(&weights),
         };
-        run(verify_standin::standin_route, &arguments);
+        run(verify_standin::standin_choice, &arguments);
         let router = Router::new(&config);
         let (mut picked, mut weighed) = (vec![0; kept], vec![0.0; kept]);
         for row in 0..rows {
