@@ -135,15 +135,15 @@ typedef struct {
   uint32_t splits, unused;
 } verify_values_args;
 
-/* logits: float [parts, rows, experts], of which a logit is the sum over the parts. */
 typedef struct {
-  uint32_t blocks, rows, experts, groups, kept_groups, kept, parts;
+  uint32_t blocks, rows, experts, groups, kept_groups, kept, unused;
   float scale;
   uint64_t logits, bias;    /* bias: float [experts] */
   uint64_t chosen, weights; /* uint32_t, float [rows, kept] */
 } verify_route_args;
 
-/* logits = x gate^T in parts of the hidden dimension, and the last block routes. */
+/* x gate^T in parts of the hidden dimension, float [VERIFY_ROUTER_PARTS, rows, experts] at `route.logits`; a logit is the
+   sum over the parts. The last block routes. */
 typedef struct {
   uint32_t blocks, hidden;
   verify_route_args route;

@@ -96,10 +96,10 @@ impl Cuda {
         self.launch(&self.gpu.kernels.query_up, &arguments)
     }
 
-    /// What routes `rows` rows by logits that are sums of `parts` parts.
+    /// What routes `rows` rows.
     pub(super) fn route_arguments(
         &self,
-        (logits, parts): (u64, usize),
+        logits: u64,
         bias: &Weight,
         routing: &Chosen,
         rows: usize,
@@ -111,7 +111,7 @@ impl Cuda {
             groups: self.router.groups as u32,
             kept_groups: self.router.kept_groups as u32,
             kept: self.dims.experts_per_token as u32,
-            parts: parts as u32,
+            unused: 0,
             scale: self.router.scale,
             logits,
             bias: bias.memory.ptr(),
@@ -128,11 +128,10 @@ impl Cuda {
         routing: &Chosen,
         rows: usize,
     ) -> Result<()> {
-        let logits = (self.scratch.logits.ptr(), ROUTER_PARTS);
         let arguments = Router {
             blocks: (self.dims.experts.div_ceil(ROUTER_EXPERTS) * ROUTER_PARTS) as u32,
             hidden: gate.columns as u32,
-            route: self.route_arguments(logits, bias, routing, rows),
+            route: self.route_arguments(self.scratch.logits.ptr(), bias, routing, rows),
             x: x.memory.ptr(),
             gate: gate.memory.ptr(),
             arrived: self.scratch.arrived.ptr(),
@@ -143,7 +142,11 @@ impl Cuda {
     /// Turns each of the matrices of `rows` rows that `w` consists of, in its place.
     pub(super) fn turn_over(&self, w: Weight, rows: usize) -> Result<Weight> {
         let (scratch, bytes) = (&self.scratch.turning, w.memory.bytes());
-        ensure!(bytes <= scratch.bytes(), "turning {bytes} bytes, but room for {}", scratch.bytes());
+        ensure!(
+            bytes <= scratch.bytes(),
+            "turning {bytes} bytes, but room for {}",
+            scratch.bytes()
+        );
         let arguments = TurnOver {
             blocks: striding(w.rows * w.columns, 256),
             heads: (w.rows / rows) as u32,

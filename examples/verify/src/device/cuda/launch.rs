@@ -221,7 +221,7 @@ arguments! {
         groups: u32,
         kept_groups: u32,
         kept: u32,
-        parts: u32,
+        unused: u32,
         scale: f32,
         logits: u64,
         bias: u64,

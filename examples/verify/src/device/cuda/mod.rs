@@ -204,7 +204,8 @@ impl Cuda {
     /// Bytes that a rank takes beside weights, caches and activations.
     pub fn own_bytes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> u64 {
         let sizes = sizes(config, rank, ranks, limits);
-        let scratch = sizes.turns + sizes.parts + sizes.stats + sizes.product + sizes.inner + sizes.turning;
+        let scratch =
+            sizes.turns + sizes.parts + sizes.stats + sizes.product + sizes.inner + sizes.turning;
         // A piece of the arena that is not full, the tails of caches, and what the driver keeps of a rank's graphs.
         let tail = config.num_hidden_layers * CHUNK * config.cache_width() * 2;
         (scratch + tail + blas::WORKSPACE + 2 * arena::PIECE + (96 << 20)) as u64

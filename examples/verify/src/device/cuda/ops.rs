@@ -428,7 +428,7 @@ impl Device for Cuda {
         routing: &mut Chosen,
         rows: usize,
     ) -> Result<()> {
-        let arguments = self.route_arguments((logits.memory.ptr(), 1), bias, routing, rows);
+        let arguments = self.route_arguments(logits.memory.ptr(), bias, routing, rows);
         self.launch(&self.gpu.kernels.route, &arguments)
     }
 
