@@ -58,10 +58,10 @@ FN void attend(const verify_attend_args& a, const Block<256>& block) {
         });
     each_lane([&](uint32_t lane) {
       UNROLL(2)
-      for (uint32_t j = 0; j < 2; ++j)
-        UNROLL(4)
+      for (uint32_t j = 0; j < 2; ++j) UNROLL(4)
       for (uint32_t r = 0; r < 4; ++r)
-        score[(j * 8 + lane % 4 * 2 + r % 2) * SCORE_ROW + warp * 16 + lane / 4 + r / 2 * 8] = strip.sums[0][j][lane][r];
+        score[(j * 8 + lane % 4 * 2 + r % 2) * SCORE_ROW + warp * 16 + lane / 4 + r / 2 * 8] =
+            strip.sums[0][j][lane][r];
     });
   });
   block.sync();
@@ -100,15 +100,14 @@ FN void attend(const verify_attend_args& a, const Block<256>& block) {
   });
   block.sync();
 
-  // A warp takes 32 columns of the latent at a time. Keys behind the end have no weight; behind the cache's end are rows
-  // of zeros.
+  // A warp takes 32 columns of the latent at a time. Keys behind the end have no weight; behind the cache's end are
+  // rows of zeros.
   block.each_warp([&](uint32_t warp) {
     for (uint32_t c = warp * 32; c < a.latent; c += 8 * 32) {
       Lanes<float[4]> sums[4];
       each_lane([&](uint32_t lane) {
         UNROLL(4)
-        for (uint32_t j = 0; j < 4; ++j)
-          UNROLL(4)
+        for (uint32_t j = 0; j < 4; ++j) UNROLL(4)
         for (uint32_t r = 0; r < 4; ++r) sums[j][lane][r] = 0.0f;
       });
       for (uint32_t k = 0; k < keys; k += 64) {
@@ -124,7 +123,8 @@ FN void attend(const verify_attend_args& a, const Block<256>& block) {
           UNROLL(4)
           for (uint32_t d = 0; d < 4; ++d) {
             const bf16* w = weight + lane / 4 * WEIGHT_ROW + k + d * 16 + lane % 4 * 2;
-            left[d][lane] = Quad{{load_two(w), load_two(w + 8 * WEIGHT_ROW), load_two(w + 8), load_two(w + 8 * WEIGHT_ROW + 8)}};
+            left[d][lane] =
+                Quad{{load_two(w), load_two(w + 8 * WEIGHT_ROW), load_two(w + 8), load_two(w + 8 * WEIGHT_ROW + 8)}};
           }
         });
         UNROLL(4)

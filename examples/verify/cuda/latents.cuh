@@ -23,7 +23,8 @@ FN const float* turns_of(uint64_t turns, const verify_batch& batch, uint32_t row
 FN void cache_row(const Block<256>& block, const verify_batch& batch, uint32_t row, const float* key, uint32_t latent,
                   uint32_t rotary, uint64_t gamma, uint64_t turns, float eps, uint64_t cache) {
   bf16* cached = at<bf16>(cache) + uint64_t(at<const uint32_t>(batch.slots)[row]) * (latent + rotary);
-  norm_row(block, latent, at<const bf16>(gamma), eps, cached, [&](uint32_t p, float* x) { load_floats(key + p * 8, x); });
+  norm_row(block, latent, at<const bf16>(gamma), eps, cached,
+           [&](uint32_t p, float* x) { load_floats(key + p * 8, x); });
   const float* of_row = turns_of(turns, batch, row, rotary);
   block.each([&](uint32_t t) {
     for (uint32_t pair = t; pair < rotary / 2; pair += 256) turn_pair(of_row, pair, key + latent, cached + latent);

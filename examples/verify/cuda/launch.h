@@ -142,8 +142,8 @@ typedef struct {
   uint64_t chosen, weights; /* uint32_t, float [rows, kept] */
 } verify_route_args;
 
-/* x gate^T in parts of the hidden dimension, float [VERIFY_ROUTER_PARTS, rows, experts] at `route.logits`; a logit is the
-   sum over the parts. The last block routes. */
+/* x gate^T in parts of the hidden dimension, float [VERIFY_ROUTER_PARTS, rows, experts] at `route.logits`; a logit is
+   the sum over the parts. The last block routes. */
 typedef struct {
   uint32_t blocks, hidden;
   verify_route_args route;

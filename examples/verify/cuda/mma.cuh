@@ -2,10 +2,13 @@
 // code around it is written lane by lane, so that tests run the very same addressing on a CPU.
 //
 //   Lanes<T>      a variable of every lane: own[lane]; each_lane(f) runs f(lane)
-//   multiply      sums [16, 8] += left [16, 32] right [8, 32]^T. Lane 4 g + c holds elements 8 c to 8 c + 7 of rows g and
-//                 g + 8 of the left matrix and of row g of the right one: 16 bytes each, straight from memory. The GPU's
-//                 product wants other elements in a lane, but which k is which does not matter as long as both sides agree.
-//   multiply_over sums [16, 32] += left [16, 16] right [16, 32]: lane 4 g + c holds elements 8 c to 8 c + 7 of rows g and
+//   multiply      sums [16, 8] += left [16, 32] right [8, 32]^T. Lane 4 g + c holds elements 8 c to 8 c + 7 of rows g
+//   and
+//                 g + 8 of the left matrix and of row g of the right one: 16 bytes each, straight from memory. The
+//                 GPU's product wants other elements in a lane, but which k is which does not matter as long as both
+//                 sides agree.
+//   multiply_over sums [16, 32] += left [16, 16] right [16, 32]: lane 4 g + c holds elements 8 c to 8 c + 7 of rows g
+//   and
 //                 g + 8 of the right matrix, whose rows are k here, so they are turned in registers.
 //
 // Of `multiply`, sums 0 and 1 of lane 4 g + c are (g, 2 c) and (g, 2 c + 1), sums 2 and 3 those of row g + 8.
@@ -14,7 +17,8 @@
 
 #include "simt.cuh"
 
-// The left side of `multiply_over`: (g, 2 c), (g + 8, 2 c), (g, 2 c + 8), (g + 8, 2 c + 8), each with its right neighbour.
+// The left side of `multiply_over`: (g, 2 c), (g + 8, 2 c), (g, 2 c + 8), (g + 8, 2 c + 8), each with its right
+// neighbour.
 struct Quad {
   uint32_t w[4];
 };
@@ -31,7 +35,8 @@ FN Pack zero_pack() { return Pack{make_uint4(0, 0, 0, 0)}; }
 FN uint32_t load_two(const bf16* p) { return *reinterpret_cast<const uint32_t*>(p); }
 
 FN void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -132,10 +137,8 @@ struct Strip {
   FN Strip() {
     each_lane([&](uint32_t lane) {
       UNROLL(4)
-      for (uint32_t i = 0; i < TILES; ++i)
-        UNROLL(4)
-      for (uint32_t j = 0; j < GROUPS; ++j)
-        UNROLL(4)
+      for (uint32_t i = 0; i < TILES; ++i) UNROLL(4)
+      for (uint32_t j = 0; j < GROUPS; ++j) UNROLL(4)
       for (uint32_t r = 0; r < 4; ++r) sums[i][j][lane][r] = 0.0f;
     });
   }
@@ -160,16 +163,13 @@ struct Strip {
           for (uint32_t j = 0; j < GROUPS; ++j) right[d][j][lane] = x(j, lane, from, at < end);
         }
         UNROLL(8)
-        for (uint32_t d = 0; d < DEEP; ++d)
-          UNROLL(4)
+        for (uint32_t d = 0; d < DEEP; ++d) UNROLL(4)
         for (uint32_t j = 0; j < GROUPS; ++j)
           if (k + d * 32 + lane % 4 * 8 >= end) right[d][j][lane] = zero_pack();
       });
       UNROLL(8)
-      for (uint32_t d = 0; d < DEEP; ++d)
-        UNROLL(4)
-      for (uint32_t i = 0; i < TILES; ++i)
-        UNROLL(4)
+      for (uint32_t d = 0; d < DEEP; ++d) UNROLL(4)
+      for (uint32_t i = 0; i < TILES; ++i) UNROLL(4)
       for (uint32_t j = 0; j < GROUPS; ++j) multiply(sums[i][j], low[d][i], high[d][i], right[d][j]);
     }
   }
@@ -178,10 +178,8 @@ struct Strip {
   FN void leave(float* shared, uint32_t warp) const {
     each_lane([&](uint32_t lane) {
       UNROLL(4)
-      for (uint32_t i = 0; i < TILES; ++i)
-        UNROLL(4)
-      for (uint32_t j = 0; j < GROUPS; ++j)
-        UNROLL(4)
+      for (uint32_t i = 0; i < TILES; ++i) UNROLL(4)
+      for (uint32_t j = 0; j < GROUPS; ++j) UNROLL(4)
       for (uint32_t r = 0; r < 4; ++r)
         shared[(((warp * TILES + i) * GROUPS + j) * 4 + r) * 32 + lane] = sums[i][j][lane][r];
     });
@@ -190,7 +188,7 @@ struct Strip {
 
 // Floats of shared memory that eight warps' strips take.
 template <uint32_t TILES, uint32_t GROUPS>
-constexpr uint32_t STRIPS = 8 * TILES * GROUPS * 4 * 32;
+constexpr uint32_t STRIPS = 8 * TILES* GROUPS * 4 * 32;
 constexpr uint32_t NARROW = STRIPS<1, 2>, WIDEST = STRIPS<2, 2>;
 
 // The sum for an output and a row, of `splits` warps from `warp` on that shared the elements between them.

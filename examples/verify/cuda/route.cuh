@@ -65,8 +65,8 @@ FN void route_rows(const verify_route_args& a, const Block<256>& block, uint32_t
 
   // Where no group is left out there is nothing to compare.
   if (a.kept_groups < a.groups) {
-    B::Own<uint64_t> kept;           // a bit for each group
-    B::Own<uint64_t[2]> groups;      // the lane's groups: lane and lane + 32
+    B::Own<uint64_t> kept;       // a bit for each group
+    B::Own<uint64_t[2]> groups;  // the lane's groups: lane and lane + 32
     block.each([&](uint32_t t) { kept[t] = groups[t][0] = groups[t][1] = 0; });
     for (uint32_t g = 0; g < a.groups; ++g) {
       B::Own<uint64_t> first, second;

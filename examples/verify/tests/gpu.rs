@@ -86,7 +86,6 @@ fn said(output: &Output) -> String {
 fn passes_the_check(ranks: usize) {
     let output = runner(&format!("--check-gpu {GOLDEN} --tp {ranks} --replays 20"));
     let text = said(&output);
-    println!("{text}");
     assert!(output.status.success(), "{text}");
     assert!(text.starts_with(&format!("PASS {ranks} ranks: sums within")), "{text}");
     assert!(text.contains("verify 12 of 12 choices, tree "), "{text}");
@@ -268,7 +267,7 @@ fn the_script_checks_and_measures_and_writes_a_table() {
     let out = folder.path().join("out");
     let mut command = Command::new("python3");
     command.arg(folder.path().join("bench-verify")).arg("--out").arg(&out);
-    command.args("--tp 2 --draft 2 --context 8 --passes 2".split(' '));
+    command.args("--tp 2 --widths 1,2 --context 8 --passes 2".split(' '));
     command.arg("--models").arg(Path::new(GOLDEN).join("config.json"));
     command.args(["--ranks-per-gpu", "2", "--kernels"]).arg(fatbin());
     command
@@ -279,17 +278,18 @@ fn the_script_checks_and_measures_and_writes_a_table() {
     let output = over_the_stand_ins(&mut command);
     let text = said(&output);
     assert!(output.status.success(), "{text}");
-    let table = std::fs::read_to_string(out.join("verify.csv")).unwrap();
+    assert!(text.contains("  2 rows: a pass "), "{text}");
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let table = read("verify.csv");
     for way in ["\"peerlane, fused\"", "peerlane", "NCCL"] {
         let lines = table.lines().filter(|line| {
             line.split("config,2,").nth(1).is_some_and(|l| l.contains(&format!(",{way},")))
         });
         assert_eq!(lines.count(), 2, "{way}: {table}");
     }
-    assert!(
-        std::fs::read_to_string(out.join("verify.txt"))
-            .unwrap()
-            .contains("config.json: a pass (ms)"),
-        "{text}"
-    );
+    assert!(read("verify.txt").contains("config: a pass (ms)"), "{text}");
+    let reports: Value = serde_json::from_str(&read("verify.json")).unwrap();
+    assert_eq!(reports.as_array().unwrap().len(), 3);
+    assert!(read("verify.html").contains("<main>"));
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 4);
 }

@@ -301,7 +301,7 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
 }
 
 /// Where the median is; of two in the middle the smaller one.
-fn median(values: &[f64]) -> usize {
+pub fn median(values: &[f64]) -> usize {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
     order.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
