@@ -222,9 +222,9 @@ FN void values(const verify_values_args& a, const Block<256>& block) {
   };
   const bf16* weights = at<const bf16>(a.value_up) + uint64_t(head) * a.value * a.latent;
   if (rows <= 8)
-    product_tile<1>(block, shared, weights, tile, rows, a.latent, a.value, a.splits, source, put);
+    product_tile<2, 1>(block, shared, weights, tile, rows, a.latent, a.value, a.splits, source, put);
   else
-    product_tile<2>(block, shared, weights, tile, rows, a.latent, a.value, a.splits, source, put);
+    product_tile<2, 2>(block, shared, weights, tile, rows, a.latent, a.value, a.splits, source, put);
 }
 
 #endif

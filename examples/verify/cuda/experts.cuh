@@ -135,7 +135,7 @@ FN uint32_t lanes_for(uint32_t n) {
 }
 
 // Outputs of a row that a block computes, and experts whose weights are under way together.
-constexpr uint32_t OUTPUTS = VERIFY_OUTPUTS, TOGETHER = 8;
+constexpr uint32_t OUTPUTS = VERIFY_OUTPUTS, TOGETHER = 4;
 
 // A part of weights . values: of packs where rows are multiples of eight elements (WIDE), else of elements.
 template <bool WIDE>

@@ -14,9 +14,8 @@
 #define VERIFY_MOST_CACHE_WIDTH 640
 #define VERIFY_MOST_EXPERTS 512
 #define VERIFY_MOST_KEPT 16
-/* Most rows that the kernels of few rows take, and columns of a product that a warp computes. */
+/* Most rows that the kernels of few rows take. */
 #define VERIFY_FEW_ROWS 16
-#define VERIFY_STRIP 32
 /* Outputs of a row that a block of the down product computes. */
 #define VERIFY_OUTPUTS 128
 /* Chunks of keys that the product with values puts together itself. */

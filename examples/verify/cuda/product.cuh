@@ -2,14 +2,14 @@
 // as long as its weights take to be read once. What stands between two products is done by the one that reads it.
 //
 // A block computes some columns of the result for all rows. Eight warps share them: `splits` warps take a part each of
-// the inner dimension of the same 32 columns, and their sums are added in a fixed order.
+// the inner dimension of the same columns, and their sums are added in a fixed order.
 #ifndef VERIFY_PRODUCT_CUH
 #define VERIFY_PRODUCT_CUH
 
 #include "latents.cuh"
 #include "mma.cuh"
 
-constexpr uint32_t FEW = VERIFY_FEW_ROWS, COLUMNS = VERIFY_STRIP;
+constexpr uint32_t FEW = VERIFY_FEW_ROWS;
 
 // Part `part` of `parts` of an inner dimension, in steps of what a warp multiplies at a time.
 struct Span {
@@ -29,17 +29,18 @@ struct Plain {
   FN void leave() const {}
 };
 
-// The columns of block `tile`, for up to 8 GROUPS rows. `source(warp)` gives x as Strip::add wants it, and is told when
-// the warp is done; `put(row, column, sum)`.
-template <uint32_t GROUPS, class Source, class Put>
+// The columns of block `tile`, for up to 8 GROUPS rows; a warp takes 16 TILES columns. `source(warp)` gives x as
+// Strip::add wants it, and is told when the warp is done; `put(row, column, sum)`.
+template <uint32_t TILES, uint32_t GROUPS, class Source, class Put>
 FN void product_tile(const Block<256>& block, float* shared, const bf16* weights, uint32_t tile, uint32_t rows,
                      uint32_t inner, uint32_t columns, uint32_t splits, Source source, Put put) {
-  const uint32_t wide = 8 / splits * COLUMNS, from = tile * wide;
+  constexpr uint32_t strip_width = 16 * TILES;
+  const uint32_t wide = 8 / splits * strip_width, from = tile * wide;
   block.each_warp([&](uint32_t warp) {
     const Span span(inner, warp % splits, splits);
-    const uint32_t column = from + warp / splits * COLUMNS;
+    const uint32_t column = from + warp / splits * strip_width;
     auto x = source(warp);
-    Strip<2, GROUPS> strip;
+    Strip<TILES, GROUPS> strip;
     strip.template add<GROUPS == 1 ? 4 : 2>(
         span.first, span.end,
         [&](uint32_t o, uint32_t k) {
@@ -59,7 +60,7 @@ FN void product_tile(const Block<256>& block, float* shared, const bf16* weights
     for (uint32_t i = t; i < wide * rows; i += 256) {
       const uint32_t row = i / wide, c = i % wide;
       if (from + c < columns)
-        put(row, from + c, strip_sum<2, GROUPS>(shared, c / COLUMNS * splits, splits, c % COLUMNS, row));
+        put(row, from + c, strip_sum<TILES, GROUPS>(shared, c / strip_width * splits, splits, c % strip_width, row));
     }
   });
 }
@@ -76,9 +77,9 @@ FN void few_rows(const verify_few_rows_args& a, const Block<256>& block) {
   };
   const bf16* weights = at<const bf16>(a.weights);
   if (a.rows <= 8)
-    product_tile<1>(block, shared, weights, block.index, a.rows, a.inner, a.columns, a.splits, source, put);
+    product_tile<2, 1>(block, shared, weights, block.index, a.rows, a.inner, a.columns, a.splits, source, put);
   else
-    product_tile<2>(block, shared, weights, block.index, a.rows, a.inner, a.columns, a.splits, source, put);
+    product_tile<2, 2>(block, shared, weights, block.index, a.rows, a.inner, a.columns, a.splits, source, put);
 }
 
 // fp32 rows before their norm: multiplied with its weights here; the squares, of which the scale of a row's results is
@@ -131,12 +132,12 @@ FN void query_up_tile(const verify_query_up_args& a, const Block<256>& block, fl
     const float scale = rounded_div(1.0f, rounded_sqrt(mean + a.eps));
     at<bf16>(a.out)[uint64_t(row) * a.columns + column] = down(sum * scale);
   };
-  product_tile<GROUPS>(block, shared, at<const bf16>(a.weights), block.index, a.batch.rows, a.query_latent, a.columns,
-                       a.splits, source, put);
+  product_tile<1, GROUPS>(block, shared, at<const bf16>(a.weights), block.index, a.batch.rows, a.query_latent,
+                          a.columns, a.splits, source, put);
 }
 
 FN void query_up(const verify_query_up_args& a, const Block<256>& block) {
-  SHARED(float, shared[WIDEST]);
+  SHARED(float, shared[NARROW]);
   SHARED(float, squares[8 * FEW]);
   const uint32_t tiles = a.blocks - a.batch.rows;
   if (block.index >= tiles) {
@@ -163,9 +164,9 @@ FN void queries(const verify_queries_args& a, const Block<256>& block) {
   };
   const bf16* weights = at<const bf16>(a.key_up) + uint64_t(head) * a.latent * a.plain;
   if (a.batch.rows <= 8)
-    product_tile<1>(block, shared, weights, tile, a.batch.rows, a.plain, a.latent, a.splits, source, put);
+    product_tile<2, 1>(block, shared, weights, tile, a.batch.rows, a.plain, a.latent, a.splits, source, put);
   else
-    product_tile<2>(block, shared, weights, tile, a.batch.rows, a.plain, a.latent, a.splits, source, put);
+    product_tile<2, 2>(block, shared, weights, tile, a.batch.rows, a.plain, a.latent, a.splits, source, put);
   if (tile != 0) return;
   const uint32_t pairs = a.rotary / 2;
   block.each([&](uint32_t t) {

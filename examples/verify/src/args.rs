@@ -59,6 +59,12 @@ pub struct Args {
     /// Where ranks run
     #[arg(long, value_enum, default_value_t = On::Cpu)]
     pub device: On,
+    /// Ranks are processes of their own, not threads of this one
+    #[arg(long)]
+    pub processes: bool,
+    /// This process is that rank, started by the one that the user started
+    #[arg(long, hide = true, requires = "processes")]
+    pub as_rank: Option<usize>,
     /// With --device cuda: ranks that share a GPU [default: as few as the GPUs allow]
     #[arg(long, value_name = "N")]
     pub ranks_per_gpu: Option<usize>,
@@ -163,6 +169,8 @@ pub struct Job {
     pub memory: Option<u64>,
     /// Ranks are on GPUs.
     pub gpu: Option<Wanted>,
+    /// Ranks are processes.
+    pub processes: bool,
     pub sums: Sums,
     pub fused: bool,
     pub comm: peerlane::comm::Config,
@@ -232,7 +240,8 @@ impl Args {
                 config.hidden_size
             );
         }
-        Ok(Job { config, name, origin, ranks, plan, memory, gpu, sums, fused, comm })
+        let processes = self.processes;
+        Ok(Job { config, name, origin, ranks, plan, memory, gpu, processes, sums, fused, comm })
     }
 
     /// What is wanted of GPUs, where ranks are to run on them.

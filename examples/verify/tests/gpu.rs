@@ -208,6 +208,23 @@ fn nccl_sums_in_the_same_graph_and_the_tokens_are_the_same() {
     }
 }
 
+/// Ranks that share a GPU and ranks with one each, under both libraries.
+#[test]
+fn ranks_as_processes_choose_what_ranks_as_threads_choose() {
+    let model = format!("--weights {GOLDEN} --tp 2 --context 9,5 --draft 2 --passes 2");
+    let threads = report(&model);
+    let nccl = format!("--fused off --all-reduce nccl --nccl {}", nccl().display());
+    for how in ["", "--ranks-per-gpu 2", &nccl] {
+        let processes = report(&format!("{model} --processes {how}"));
+        assert_eq!(processes["processes"], true);
+        for at in 0..2 {
+            for key in ["accepted", "experts_mean"] {
+                assert_eq!(processes["widths"][at][key], threads["widths"][at][key], "{how} {key}");
+            }
+        }
+    }
+}
+
 /// One clear line.
 fn refusal(arguments: &str) -> String {
     let output = runner(&format!("--device cuda {arguments}"));

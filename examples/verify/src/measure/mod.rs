@@ -13,6 +13,7 @@ use crate::reduce::AllReduce;
 use crate::report::median;
 use crate::stamp::Times;
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::time::Instant;
@@ -91,7 +92,7 @@ impl Plan {
 }
 
 /// What a rank measured of one draft.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Measured {
     /// Seconds of every pass.
     pub passes: Vec<f64>,

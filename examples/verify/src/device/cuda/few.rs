@@ -1,7 +1,8 @@
 //! Products of few rows: by kernels that read each weight once and take one launch, where cuBLAS may take several.
 
 use super::launch::{
-    FewRows, QueryUp, Route, Router, TurnOver, FEW_ROWS, ROUTER_EXPERTS, ROUTER_PARTS, STRIP,
+    FewRows, QueryUp, Route, Router, TurnOver, FEW_ROWS, NARROW_STRIP, ROUTER_EXPERTS,
+    ROUTER_PARTS, STRIP,
 };
 use super::ops::striding;
 use super::rows::DeviceBatch;
@@ -33,6 +34,11 @@ pub fn splits(inner: usize, columns: usize) -> usize {
 /// Blocks of a product.
 pub fn blocks_of(columns: usize, splits: usize) -> usize {
     columns.div_ceil(WARPS / splits * STRIP)
+}
+
+/// The same where strips are narrow.
+fn narrow_blocks_of(columns: usize, splits: usize) -> usize {
+    columns.div_ceil(WARPS / splits * NARROW_STRIP)
 }
 
 impl Cuda {
@@ -76,7 +82,7 @@ impl Cuda {
         self.check(q, batch.rows * w.rows)?;
         let splits = splits(w.columns, w.rows);
         let arguments = QueryUp {
-            blocks: (blocks_of(w.rows, splits) + batch.rows) as u32,
+            blocks: (narrow_blocks_of(w.rows, splits) + batch.rows) as u32,
             query_latent: dims.query_latent as u32,
             kv_latent: dims.kv_latent as u32,
             rotary: dims.rotary as u32,

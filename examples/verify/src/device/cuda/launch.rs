@@ -8,9 +8,11 @@ pub const QUERIES: usize = 16;
 pub const MOST_CACHE_WIDTH: usize = 640;
 pub const MOST_EXPERTS: usize = 512;
 pub const MOST_KEPT: usize = 16;
-/// Most rows that the kernels of few rows take, and columns of a product that a warp computes.
+/// Most rows that the kernels of few rows take.
 pub const FEW_ROWS: usize = 16;
+/// Columns of a product that a warp computes, and of the one with the norm of its rows in it.
 pub const STRIP: usize = 32;
+pub const NARROW_STRIP: usize = 16;
 /// Chunks of keys that the product with values puts together itself.
 pub const FEW_CHUNKS: usize = 40;
 /// Parts of the hidden dimension that blocks of the router take, and experts of a block.
