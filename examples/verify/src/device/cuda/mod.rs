@@ -10,14 +10,18 @@
 //! | `rows` | the batch on the device |
 //! | `blas`, `nccl` | libraries opened at run time |
 //! | `ops` | the operations of a pass; the longer ones are in `attention`, `experts` and `few` |
+//! | `calls` | what several operations are made of |
+//! | `host` | weights, and what the host reads and writes |
 //! | `record` | graphs, and where their time goes |
 
 mod arena;
 mod attention;
 mod blas;
+mod calls;
 mod experts;
 mod few;
 mod gpu;
+mod host;
 mod launch;
 pub mod nccl;
 mod ops;

@@ -1,123 +1,24 @@
 //! The operations of a pass, each one or a few launches.
 
-use super::arena::Slice;
 use super::blas::{Matrix, Product};
 use super::few::few;
-use super::launch::{Accept, AddNorm, Choose, Embed, Fill, Latents, Stamp, CHUNK};
+use super::host::{long_words, size, words};
+use super::launch::{Accept, Choose, Embed, Latents, Stamp, CHUNK};
 use super::{Buffer, Chosen, Cuda, DeviceBatch, Weight, MOST_STAMPS};
 use crate::batch::Batch;
 use crate::device::{Device, Experts, Routed};
 use crate::reduce::{AllReduce, Over};
 use crate::shard::Dims;
 use crate::stamp::{Kind, Part, Times};
-use crate::weights::{Drawn, Part as Tensor, Random};
-use anyhow::{bail, ensure, Context as _, Result};
-use half::bf16;
+use crate::weights::{Part as Tensor, Random};
+use anyhow::{bail, ensure, Result};
 use peerlane::comm::{AddRmsNorm, Communicator};
 use peerlane::device::cuda::memory;
 use peerlane::{DType, Op};
 
-fn size(wide: bool) -> usize {
-    if wide {
-        size_of::<f32>()
-    } else {
-        size_of::<bf16>()
-    }
-}
-
-fn bytes_of(values: &[f32], wide: bool) -> Vec<u8> {
-    match wide {
-        true => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        false => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-    }
-}
-
-fn words(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes))
-}
-
-fn long_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
-    bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes))
-}
-
-/// A matrix that stands alone.
-fn alone(ptr: u64, row: usize) -> Matrix {
-    Matrix { ptr, row, step: 0 }
-}
-
 /// Blocks of a kernel that strides over `count` elements, `each` by a block.
 pub(super) fn striding(count: usize, each: usize) -> u32 {
     count.div_ceil(each).clamp(1, 4096) as u32
-}
-
-impl Cuda {
-    pub(super) fn multiply(&self, product: &Product) -> Result<()> {
-        // SAFETY: as for launches: slices of this rank's, or of weights that it holds, as large as the shapes say.
-        unsafe { self.products.multiply(&self.enter()?, product) }
-    }
-
-    /// `out = x w^T`, where rows of `w` are the outputs.
-    pub(super) fn product(
-        &self,
-        x: u64,
-        w: &Weight,
-        out: u64,
-        rows: usize,
-        wide: bool,
-    ) -> Result<()> {
-        self.multiply(&Product {
-            rows,
-            inner: w.columns,
-            columns: w.rows,
-            left: alone(x, w.columns),
-            right: alone(w.memory.ptr(), w.columns),
-            transposed: true,
-            out: alone(out, w.rows),
-            wide,
-            count: 1,
-        })
-    }
-
-    fn norm(
-        &self,
-        x: u64,
-        residual: &Slice,
-        gamma: &Weight,
-        eps: f32,
-        out: &Slice,
-        rows: usize,
-    ) -> Result<()> {
-        let arguments = AddNorm {
-            blocks: rows as u32,
-            width: gamma.columns as u32,
-            x,
-            residual: residual.ptr(),
-            gamma: gamma.memory.ptr(),
-            out: out.ptr(),
-            eps,
-            unused: 0,
-        };
-        self.launch(&self.gpu.kernels.add_norm, &arguments)
-    }
-
-    /// An all-reduce in place, queued or recorded.
-    fn reduce(&self, over: Over, ptr: u64, count: usize, dtype: DType, op: Op) -> Result<()> {
-        let entered = self.enter()?;
-        if over.by == AllReduce::Nccl {
-            let nccl = self.nccl.as_ref().context("this rank has not joined NCCL")?;
-            // SAFETY: a slice of this rank's, as large as `count` says, that lives as long as the rank and its graphs.
-            return unsafe { nccl.all_reduce(&entered, self.stream(), ptr, count, dtype, op) };
-        }
-        let (data, stream) = (ptr as *mut std::ffi::c_void, self.stream().as_raw());
-        // SAFETY: as above; in place.
-        Ok(unsafe { over.comm.all_reduce_cuda(data, data, count, dtype, op, stream, None) }?)
-    }
-
-    pub(super) fn check(&self, buffer: &Buffer, elements: usize) -> Result<()> {
-        let held = buffer.memory.bytes() / size(buffer.wide);
-        ensure!(elements <= held, "{elements} elements of a buffer of {held}");
-        Ok(())
-    }
 }
 
 impl Device for Cuda {
@@ -127,36 +28,11 @@ impl Device for Cuda {
     type Routing = Chosen;
 
     fn weight(&mut self, values: Vec<f32>, columns: usize, wide: bool) -> Result<Weight> {
-        let rows = values.len() / columns.max(1);
-        let memory = self.take(values.len() * size(wide))?;
-        self.write_bytes(&memory, &bytes_of(&values, wide))?;
-        Ok(Weight { memory, rows, columns })
+        self.weight_of(&values, columns, wide)
     }
 
     fn random_weight(&mut self, random: &Random, parts: &[Tensor], wide: bool) -> Result<Weight> {
-        let columns = parts[0].columns.len();
-        let rows: usize = parts.iter().map(|part| part.rows.len()).sum();
-        let memory = self.take(rows * columns * size(wide))?;
-        let mut out = memory.ptr();
-        for part in parts {
-            let Drawn { key, centre, reach } = random.drawn(part);
-            let count = part.rows.len() * columns;
-            let arguments = Fill {
-                blocks: striding(count, 256 * 8),
-                wide: wide.into(),
-                out,
-                key,
-                first: (part.rows.start * part.shape[1] + part.columns.start) as u64,
-                columns: columns as u64,
-                between: part.shape[1] as u64,
-                count: count as u64,
-                centre,
-                reach,
-            };
-            self.launch(&self.gpu.kernels.fill, &arguments)?;
-            out += (count * size(wide)) as u64;
-        }
-        Ok(Weight { memory, rows, columns })
+        self.drawn(random, parts, wide)
     }
 
     fn buffer(&mut self, elements: usize, wide: bool) -> Result<Buffer> {
@@ -181,30 +57,15 @@ impl Device for Cuda {
     }
 
     fn read(&mut self, buffer: &Buffer, elements: usize) -> Result<Vec<f32>> {
-        let bytes = self.read_bytes(&buffer.memory, elements * size(buffer.wide))?;
-        Ok(match buffer.wide {
-            true => words(&bytes).map(f32::from_bits).collect(),
-            false => {
-                let halves = bytes.as_chunks().0.iter();
-                halves.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect()
-            }
-        })
+        self.floats(buffer, elements)
     }
 
     fn read_routing(&mut self, routing: &Chosen, rows: usize) -> Result<Routed> {
-        let bytes = 4 * rows * self.dims.experts_per_token;
-        let experts = self.read_bytes(&routing.experts, bytes)?;
-        let weights = self.read_bytes(&routing.weights, bytes)?;
-        Ok(Routed {
-            experts: words(&experts).collect(),
-            weights: words(&weights).map(f32::from_bits).collect(),
-        })
+        self.routed(routing, rows)
     }
 
     fn write_routing(&mut self, routing: &mut Chosen, routed: &Routed) -> Result<()> {
-        let experts: Vec<u8> = routed.experts.iter().flat_map(|e| e.to_le_bytes()).collect();
-        self.write_bytes(&routing.experts, &experts)?;
-        self.write_bytes(&routing.weights, &bytes_of(&routed.weights, true))
+        self.put_routed(routing, routed)
     }
 
     fn read_chosen(&mut self, rows: usize) -> Result<Vec<u32>> {
