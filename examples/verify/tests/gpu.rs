@@ -112,6 +112,33 @@ fn eight_ranks_pass_the_check() {
     passes_the_check(8);
 }
 
+/// Ranks share the GPU, and some calls may wait for all of it: never between a rank's launch of a pass and another's.
+#[test]
+fn no_rank_disturbs_the_gpu_while_a_pass_waits_for_another_rank() {
+    const RANKS: usize = 4;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane-verify"));
+    command.args(format!("--check-gpu {GOLDEN} --tp {RANKS} --replays 5").split(' '));
+    command.arg("--kernels").arg(fatbin()).env("FAKECUDA_LOG", log.path());
+    let output = over_the_stand_ins(&mut command);
+    assert!(output.status.success(), "{}", said(&output));
+    let calls = std::fs::read_to_string(log.path()).unwrap();
+    let (mut launched, mut copied) = (0, 0);
+    for call in calls.lines().filter_map(|line| line.split(' ').nth(2)) {
+        let disturbs = ["cuMemcpy", "cuMemAlloc", "cuMemFree", "cuModule", "cuFuncLoad"];
+        let of_graphs = ["cuGraphInstantiate", "cuGraphUpload", "cuGraphExecDestroy"];
+        if call.starts_with("cuGraphLaunch") {
+            launched += 1;
+        } else if disturbs.iter().chain(&of_graphs).any(|name| call.starts_with(name)) {
+            assert_eq!(launched % RANKS, 0, "{call} after {launched} launches");
+            copied += usize::from(launched > 0 && call.starts_with("cuMemcpy"));
+        }
+    }
+    // A chain and a tree, apart and fused; the chain five times.
+    assert_eq!(launched, 2 * (5 + 1) * RANKS);
+    assert!(copied > launched, "{copied} copies: is this the log?");
+}
+
 /// A check that could not fail would prove nothing.
 #[test]
 fn another_rotation_fails_the_check() {
