@@ -1,5 +1,5 @@
-//! A GPU: bf16 weights and activations, dense products by cuBLAS, the rest by the kernels in `cuda/`. Operations are queued on
-//! the rank's stream, eager or recorded into a graph.
+//! A GPU: bf16 weights and activations, dense products of many rows by cuBLAS, the rest by the kernels in `cuda/`.
+//! Operations are queued on the rank's stream, eager or recorded into a graph.
 //!
 //! | file | what it is |
 //! | --- | --- |
