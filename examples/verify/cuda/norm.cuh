@@ -50,11 +50,66 @@ FN void unpack(const bf16* from, float* x) {
   for (uint32_t i = 0; i < 8; ++i) x[i] = pack[i];
 }
 
+// Packs of a row that a thread keeps between its two looks at them: rows of up to 8,192 elements are read once.
+constexpr uint32_t HELD = 4;
+
+FN void add_norm_held(const verify_add_norm_args& a, const Block<256>& block, bf16* residual, const bf16* x) {
+  const uint32_t packs = a.width / 8;
+  const bf16* gamma = at<const bf16>(a.gamma);
+  bf16* out = at<bf16>(a.out) + uint64_t(block.index) * a.width;
+  Block<256>::Own<Pack[HELD]> row, weights;
+  Block<256>::Own<float> squares;
+  block.each([&](uint32_t t) {
+    Pack add[HELD];
+    // Behind the end the last pack is loaded again, and not used: all loads are under way at once.
+    UNROLL(4)
+    for (uint32_t i = 0; i < HELD; ++i) {
+      const uint32_t p = t + i * 256 < packs ? t + i * 256 : packs - 1;
+      row[t][i] = load_pack(residual + p * 8);
+      add[i] = load_pack((x != nullptr ? x : residual) + p * 8);
+      weights[t][i] = load_weights(gamma + p * 8);
+    }
+    squares[t] = 0.0f;
+    UNROLL(4)
+    for (uint32_t i = 0; i < HELD; ++i) {
+      const uint32_t p = t + i * 256;
+      if (p >= packs) break;
+      float sum[8];
+      if (x != nullptr) {
+        UNROLL(8)
+        for (uint32_t e = 0; e < 8; ++e) sum[e] = rounded_add(add[i][e], row[t][i][e]);
+        row[t][i] = pack_of(sum);
+        store_pack(residual + p * 8, sum);
+      }
+      UNROLL(8)
+      for (uint32_t e = 0; e < 8; ++e) sum[e] = row[t][i][e];
+      squares[t] = rounded_add(squares[t], pack_squares(sum));
+    }
+  });
+  const float mean = rounded_div(block_sum(block, squares), float(a.width));
+  const float scale = rounded_div(1.0f, rounded_sqrt(rounded_add(mean, a.eps)));
+  block.each([&](uint32_t t) {
+    UNROLL(4)
+    for (uint32_t i = 0; i < HELD; ++i) {
+      const uint32_t p = t + i * 256;
+      if (p >= packs) break;
+      float y[8];
+      UNROLL(8)
+      for (uint32_t e = 0; e < 8; ++e) y[e] = rounded_mul(rounded_mul(row[t][i][e], scale), weights[t][i][e]);
+      store_pack(out + p * 8, y);
+    }
+  });
+}
+
 FN void add_norm(const verify_add_norm_args& a, const Block<256>& block) {
   const uint64_t first = uint64_t(block.index) * a.width;
   bf16* residual = at<bf16>(a.residual) + first;
-  if (a.x != 0) {
-    const bf16* x = at<const bf16>(a.x) + first;
+  const bf16* x = a.x != 0 ? at<const bf16>(a.x) + first : nullptr;
+  if (a.width <= HELD * 256 * 8) {
+    add_norm_held(a, block, residual, x);
+    return;
+  }
+  if (x != nullptr) {
     block.each([&](uint32_t t) {
       for (uint32_t p = t; p < a.width / 8; p += 256) {
         float sum[8], add[8];

@@ -13,7 +13,8 @@
 //     group_sum, group_max over WIDTH neighbours, to all of them; the same order of additions everywhere
 //   block_sum, block_max   over all threads: what stands outside phases is the same for the whole block
 //   Pack, load_pack        eight bf16 in 16 bytes
-//   Left Right Sums        16 x 16 matrices that a warp multiplies
+//   load_floats            eight fp32 in 32 bytes
+//   publish, count_up      how the last block of a launch comes to see what the others have left
 //   rounded_*              operations that are never contracted into others
 #ifndef VERIFY_SIMT_CUH
 #define VERIFY_SIMT_CUH
@@ -26,7 +27,7 @@ typedef uint16_t bf16;  // its bits
 
 #ifdef __CUDACC__
 
-#include <mma.h>
+#include <cuda_bf16.h>
 
 #define FN __device__ __forceinline__
 #define SHARED(type, name) __shared__ __align__(128) type name
@@ -66,40 +67,32 @@ struct Pack {
 FN Pack load_pack(const bf16* p) { return Pack{*reinterpret_cast<const uint4*>(p)}; }
 // A weight: read once, and never written while a kernel runs.
 FN Pack load_weights(const bf16* p) { return Pack{__ldg(reinterpret_cast<const uint4*>(p))}; }
-FN void store_pack(bf16* p, const float* x) {
+// What is read once: past the first cache, which the activations need, and 128 bytes at a time into the second.
+FN Pack load_stream(const bf16* p) {
+  Pack pack;
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(pack.w.x), "=r"(pack.w.y), "=r"(pack.w.z), "=r"(pack.w.w)
+      : "l"(p));
+  return pack;
+}
+FN void load_floats(const float* p, float* x) {
+  const float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+FN Pack pack_of(const float* x) {
   uint32_t w[4];
   UNROLL(4)
   for (uint32_t i = 0; i < 4; ++i) w[i] = uint32_t(down(x[2 * i])) | uint32_t(down(x[2 * i + 1])) << 16;
-  *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+  return Pack{make_uint4(w[0], w[1], w[2], w[3])};
 }
+FN void store_pack(bf16* p, const float* x) { *reinterpret_cast<uint4*>(p) = pack_of(x).w; }
 
-namespace wmma = nvcuda::wmma;
-struct Left {
-  wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> f;
-  FN void load(const bf16* p, uint32_t ld) { wmma::load_matrix_sync(f, reinterpret_cast<const __nv_bfloat16*>(p), ld); }
-};
-template <bool>
-struct Layout {
-  using Type = wmma::row_major;
-};
-template <>
-struct Layout<true> {
-  using Type = wmma::col_major;
-};
-template <bool TRANSPOSED>
-struct Right {
-  wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, typename Layout<TRANSPOSED>::Type> f;
-  FN void load(const bf16* p, uint32_t ld) { wmma::load_matrix_sync(f, reinterpret_cast<const __nv_bfloat16*>(p), ld); }
-};
-struct Sums {
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> f;
-  FN Sums() { wmma::fill_fragment(f, 0.0f); }
-  template <bool TRANSPOSED>
-  FN void add(const Left& a, const Right<TRANSPOSED>& b) {
-    wmma::mma_sync(f, a.f, b.f, f);
-  }
-  FN void store(float* p, uint32_t ld) const { wmma::store_matrix_sync(p, f, ld, wmma::mem_row_major); }
-};
+// What blocks of one launch leave for each other: made visible, counted, and read past the first cache.
+FN void publish() { __threadfence(); }
+FN uint32_t count_up(uint32_t* counter) { return atomicAdd(counter, 1); }
+FN float load_published(const float* p) { return __ldcg(p); }
+// Of a shared variable, by any threads of the block at once.
+FN void set_bits(uint32_t* word, uint32_t bits) { atomicOr(word, bits); }
 
 template <uint32_t THREADS>
 struct Block {
@@ -123,11 +116,9 @@ struct Block {
     for (uint32_t d = width / 2; d > 0; d /= 2) x.v = fmaxf(x.v, __shfl_xor_sync(0xffffffffu, x.v, d));
   }
   FN void warp_max(Own<uint64_t>& x) const {
-    UNROLL(5)
-    for (uint32_t d = 16; d > 0; d /= 2) {
-      const uint64_t y = __shfl_xor_sync(0xffffffffu, x.v, d);
-      x.v = x.v > y ? x.v : y;
-    }
+    const uint32_t high = __reduce_max_sync(0xffffffffu, uint32_t(x.v >> 32));
+    const uint32_t low = __reduce_max_sync(0xffffffffu, uint32_t(x.v >> 32) == high ? uint32_t(x.v) : 0);
+    x.v = uint64_t(high) << 32 | low;
   }
 };
 
@@ -181,46 +172,26 @@ FN Pack load_pack(const bf16* p) {
   return pack;
 }
 FN Pack load_weights(const bf16* p) { return load_pack(p); }
+FN Pack load_stream(const bf16* p) { return load_pack(p); }
+FN void load_floats(const float* p, float* x) {
+  if (reinterpret_cast<uintptr_t>(p) % 16 != 0) __builtin_trap();
+  memcpy(x, p, 32);
+}
+FN Pack pack_of(const float* x) {
+  Pack pack;
+  for (uint32_t i = 0; i < 8; ++i) pack.v[i] = down(x[i]);
+  return pack;
+}
 FN void store_pack(bf16* p, const float* x) {
   if (reinterpret_cast<uintptr_t>(p) % 16 != 0) __builtin_trap();
-  for (uint32_t i = 0; i < 8; ++i) p[i] = down(x[i]);
+  memcpy(p, pack_of(x).v, 16);
 }
 
-// What the GPU asks of matrices in memory: 32 bytes of alignment, and of rows 16.
-FN void check_matrix(const void* p, uint32_t row_bytes) {
-  if (reinterpret_cast<uintptr_t>(p) % 32 != 0 || row_bytes % 16 != 0) __builtin_trap();
-}
-struct Left {
-  float v[16][16];
-  void load(const bf16* p, uint32_t ld) {
-    check_matrix(p, ld * 2);
-    for (uint32_t i = 0; i < 16; ++i)
-      for (uint32_t k = 0; k < 16; ++k) v[i][k] = up(p[i * ld + k]);
-  }
-};
-template <bool TRANSPOSED>
-struct Right {
-  float v[16][16];  // [k][column]
-  void load(const bf16* p, uint32_t ld) {
-    check_matrix(p, ld * 2);
-    for (uint32_t k = 0; k < 16; ++k)
-      for (uint32_t j = 0; j < 16; ++j) v[k][j] = up(TRANSPOSED ? p[j * ld + k] : p[k * ld + j]);
-  }
-};
-struct Sums {
-  float v[16][16] = {};
-  template <bool TRANSPOSED>
-  void add(const Left& a, const Right<TRANSPOSED>& b) {
-    for (uint32_t i = 0; i < 16; ++i)
-      for (uint32_t k = 0; k < 16; ++k)
-        for (uint32_t j = 0; j < 16; ++j) v[i][j] += a.v[i][k] * b.v[k][j];
-  }
-  void store(float* p, uint32_t ld) const {
-    check_matrix(p, ld * 4);
-    for (uint32_t i = 0; i < 16; ++i)
-      for (uint32_t j = 0; j < 16; ++j) p[i * ld + j] = v[i][j];
-  }
-};
+// One block runs after the other.
+FN void publish() {}
+FN uint32_t count_up(uint32_t* counter) { return (*counter)++; }
+FN float load_published(const float* p) { return *p; }
+FN void set_bits(uint32_t* word, uint32_t bits) { *word |= bits; }
 
 template <uint32_t THREADS>
 struct Block {

@@ -41,6 +41,9 @@ pub struct Args {
     /// Rows of a sequence that a pass verifies: the last committed token and T - 1 drafted ones
     #[arg(long, value_name = "T", default_value_t = 8)]
     pub draft: usize,
+    /// Rows of a sequence to measure [default: 1 and powers of two up to --draft]
+    #[arg(long, value_name = "T,T,..", value_delimiter = ',', conflicts_with_all = ["draft", "tree"])]
+    pub widths: Option<Vec<usize>>,
     /// Verify a tree instead: the parent of each row, -1 for row 0 alone
     #[arg(
         long,
@@ -56,6 +59,12 @@ pub struct Args {
     /// Where ranks run
     #[arg(long, value_enum, default_value_t = On::Cpu)]
     pub device: On,
+    /// Ranks are processes of their own, not threads of this one
+    #[arg(long)]
+    pub processes: bool,
+    /// This process is that rank, started by the one that the user started
+    #[arg(long, hide = true, requires = "processes")]
+    pub as_rank: Option<usize>,
     /// With --device cuda: ranks that share a GPU [default: as few as the GPUs allow]
     #[arg(long, value_name = "N")]
     pub ranks_per_gpu: Option<usize>,
@@ -108,6 +117,9 @@ pub struct Args {
     /// Memory that the model may take, such as 16G [default: what is available]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+    /// Say what each draft width took as soon as it is measured
+    #[arg(long)]
+    pub live: bool,
     /// Write the results as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -157,6 +169,8 @@ pub struct Job {
     pub memory: Option<u64>,
     /// Ranks are on GPUs.
     pub gpu: Option<Wanted>,
+    /// Ranks are processes.
+    pub processes: bool,
     pub sums: Sums,
     pub fused: bool,
     pub comm: peerlane::comm::Config,
@@ -226,7 +240,8 @@ impl Args {
                 config.hidden_size
             );
         }
-        Ok(Job { config, name, origin, ranks, plan, memory, gpu, sums, fused, comm })
+        let processes = self.processes;
+        Ok(Job { config, name, origin, ranks, plan, memory, gpu, processes, sums, fused, comm })
     }
 
     /// What is wanted of GPUs, where ranks are to run on them.
@@ -255,7 +270,16 @@ impl Args {
             "--draft-time {}: it takes milliseconds",
             self.draft_time
         );
+        let widths = self.widths.as_deref().unwrap_or_default();
+        ensure!(
+            widths.is_sorted_by(|a, b| a < b),
+            "--widths {widths:?}: they grow from one to the next"
+        );
         let last = match &self.tree {
+            None if !widths.is_empty() => {
+                let widest = widths.last().copied().unwrap_or(1);
+                Draft::chain(widest).with_context(|| format!("--widths {widest}"))?
+            }
             None => Draft::chain(self.draft).with_context(|| format!("--draft {}", self.draft))?,
             Some(parents) => {
                 ensure!(
@@ -287,9 +311,17 @@ impl Args {
             config.max_position_embeddings
         );
         // Plain decoding first, then powers of two up to the widest.
-        let widths = (0..).map(|power| 1 << power).take_while(|&rows| rows < last.rows());
+        let powers = (0..).map(|power| 1 << power).take_while(|&rows| rows < last.rows());
+        let narrower: Vec<usize> = match widths {
+            [] => powers.collect(),
+            // The others are compared with plain decoding.
+            [narrower @ .., _] => {
+                let plain = (narrower.first() != Some(&1)).then_some(1);
+                plain.into_iter().chain(narrower.iter().copied()).collect()
+            }
+        };
         let mut drafts = match self.tree {
-            None => widths.map(Draft::chain).collect::<Result<Vec<_>>>()?,
+            None => narrower.into_iter().map(Draft::chain).collect::<Result<Vec<_>>>()?,
             Some(_) => vec![Draft::chain(1)?],
         };
         if last.rows() > 1 {
@@ -305,6 +337,7 @@ impl Args {
             by: self.all_reduce,
             hits: self.hits,
             seed: self.seed,
+            live: self.live,
         })
     }
 }
@@ -360,5 +393,8 @@ mod tests {
         assert_eq!(widths("--draft 8"), [1, 2, 4, 8]);
         assert_eq!(widths("--draft 1"), [1]);
         assert_eq!(widths("--tree -1,0,0,1"), [1, 4]);
+        assert_eq!(widths("--widths 1,4,16"), [1, 4, 16]);
+        assert_eq!((widths("--widths 4,6"), widths("--widths 1")), (vec![1, 4, 6], vec![1]));
+        assert!(args("--widths 4,4").job().is_err() && args("--widths 65").job().is_err());
     }
 }

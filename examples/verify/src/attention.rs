@@ -21,10 +21,26 @@ pub fn partial<D: Device>(
     device.linear(&act.normed, &common.latents, &mut act.latents, rows)?;
     let (query_norm, key_norm) = (&common.query_norm, &common.key_norm);
     let query_latent = &mut act.query_latent;
-    device.latents(&act.latents, query_norm, key_norm, eps, batch, query_latent, cache)?;
-    device.linear(query_latent, &own.query_up, &mut act.q, rows)?;
+    device.latents_and_queries(
+        &act.latents,
+        (query_norm, key_norm),
+        eps,
+        batch,
+        query_latent,
+        cache,
+        &own.query_up,
+        &mut act.q,
+        rows,
+    )?;
     device.queries(&act.q, &own.key_up, batch, &mut act.queries)?;
-    device.attend(&act.queries, cache, batch, &mut act.attended)?;
-    device.values(&act.attended, &own.value_up, &mut act.heads, rows)?;
+    device.attend_to_values(
+        &act.queries,
+        cache,
+        batch,
+        &mut act.attended,
+        &own.value_up,
+        &mut act.heads,
+        rows,
+    )?;
     device.linear(&act.heads, &own.output, &mut act.partial, rows)
 }

@@ -14,6 +14,7 @@
 //! | `layer`, `pass` | one layer; all of them, from tokens to chosen tokens |
 //! | `observe`, `stamp` | looking into a pass: values, and where the time goes |
 //! | `drafts`, `measure`, `run` | what is drafted; what a rank measures; all ranks together |
+//! | `processes` | the same with a process for each rank |
 //! | `check/` | a GPU against the golden data |
 //! | `meeting` | where the threads of ranks that share a GPU wait for each other |
 //! | `economics`, `report/` | what it is worth; table, JSON, page |
@@ -38,6 +39,7 @@ mod moe;
 mod observe;
 mod pass;
 mod presets;
+mod processes;
 mod reduce;
 mod report;
 mod run;
@@ -75,6 +77,9 @@ fn run(args: &Args) -> Result<()> {
         return check(args, folder);
     }
     let job = args.job()?;
+    if let Some(rank) = args.as_rank {
+        return processes::rank(&job, rank);
+    }
     let json = args.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
     let html = args.report.as_deref().map(|path| Output::create("--report", path)).transpose()?;
     let report = Report::new(args, &job, &run::run(&job)?);

@@ -58,12 +58,12 @@ impl Need {
         }
     }
 
-    /// What a device needs that carries `here` of `ranks` ranks.
+    /// What a device needs that carries `here` of `ranks` ranks, and `copies` times what is replicated.
     #[cfg(feature = "cuda")]
-    pub fn on_device(&self, here: usize, ranks: usize) -> Self {
+    pub fn on_device(&self, here: usize, ranks: usize, copies: usize) -> Self {
         let part = |whole: usize| (whole * here).div_ceil(ranks);
         Need {
-            common: self.replicated + part(self.common - self.replicated),
+            common: self.replicated * copies + part(self.common - self.replicated),
             replicated: self.replicated,
             pool: part(self.pool),
             buffers: part(self.buffers),

@@ -29,8 +29,7 @@ pub fn partial<D: Device>(
     let routed = match (&common.router, &own.routed, routing) {
         (Some((gate, bias)), Some(pool), Some(routing)) => {
             if decision == Routing::Own {
-                device.linear(&act.normed, gate, &mut act.scores, rows)?;
-                device.route(&act.scores, bias, routing, rows)?;
+                device.gate_and_route(&act.normed, (gate, bias), &mut act.scores, routing, rows)?;
             }
             Some((&**pool, &*routing))
         }

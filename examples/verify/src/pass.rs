@@ -40,13 +40,13 @@ pub struct Activations<D: Device> {
 impl<D: Device> Activations<D> {
     fn new(device: &mut D, rows: usize) -> Result<Self> {
         let dims = device.dims().clone();
-        let wide = [dims.experts, dims.vocabulary.len()];
-        let [scores, logits] = wide.map(|width| device.buffer(rows * width, true));
+        let wide = [dims.latents_width(), dims.experts, dims.vocabulary.len()];
+        let [latents, scores, logits] = wide.map(|width| device.buffer(rows * width, true));
         let mut buffer = |width: usize| device.buffer(rows * width, false);
         Ok(Activations {
             residual: buffer(dims.hidden)?,
             normed: buffer(dims.hidden)?,
-            latents: buffer(dims.latents_width())?,
+            latents: latents?,
             query_latent: buffer(dims.query_latent)?,
             q: buffer(dims.heads * (dims.plain + dims.rotary))?,
             queries: buffer(dims.heads * dims.cache_width())?,

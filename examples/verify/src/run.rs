@@ -1,11 +1,15 @@
-//! A run: load, start a thread for each rank, measure, and put together what the ranks say.
+//! A run: load, start a thread for each rank (or a process: `processes`), measure, and put together what the ranks say.
 
 use crate::args::Job;
 #[cfg(feature = "cuda")]
 use crate::args::Wanted;
 use crate::device::cpu::Cpu;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{nccl::Nccl, place::Gpus, Cuda};
+use crate::device::cuda::{
+    nccl::{Nccl, UniqueId as NcclId},
+    place::Gpus,
+    Cuda,
+};
 use crate::device::Device;
 #[cfg(feature = "cuda")]
 use crate::device::Recorder;
@@ -14,6 +18,7 @@ use crate::measure::{self, Measured, Plan};
 use crate::meeting::{Left, Meeting};
 use crate::memory::{self, Need};
 use crate::pass::Rank;
+use crate::processes;
 use crate::reduce::{AllReduce, Reduce};
 use crate::report::machine;
 use crate::shard::{Loader, Replicated, Shard};
@@ -46,6 +51,9 @@ pub struct Outcome {
 
 /// Carries out `job`.
 pub fn run(job: &Job) -> Result<Outcome> {
+    if job.processes {
+        return processes::run(job);
+    }
     match &job.gpu {
         None => on_cpu(job),
         #[cfg(feature = "cuda")]
@@ -55,94 +63,160 @@ pub fn run(job: &Job) -> Result<Outcome> {
     }
 }
 
+/// What a run's ranks need to know before they load: what the model may take, and what it takes.
+pub struct Size {
+    need: Need,
+    memory: u64,
+    element: usize,
+    layers: usize,
+    /// Pools of experts that fit.
+    pub pools: usize,
+    parameters: u64,
+    /// Beside the model.
+    own: u64,
+}
+
+impl Size {
+    /// `whole` is the model once, `need` what one machine or GPU holds of it.
+    fn new(
+        job: &Job,
+        source: &Source,
+        (whole, need): (Need, Need),
+        element: usize,
+        memory: u64,
+    ) -> Result<Self> {
+        let layers = job.config.moe_layers();
+        let pools = need.pools(layers, source.may_share_experts(), element, memory)?;
+        let parameters = whole.bytes(layers, 1) - whole.buffers as u64;
+        Ok(Size { need, memory, element, layers, pools, parameters, own: 0 })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.need.bytes(self.pools.min(self.layers), self.element) + self.own
+    }
+
+    /// On this machine's processors.
+    pub fn on_cpu(job: &Job, source: &Source) -> Result<Self> {
+        let plan = &job.plan;
+        let need = Need::new(&job.config, job.ranks, plan.rows(), plan.cache_rows());
+        let memory = job.memory.map_or_else(memory::available, Ok)?;
+        Size::new(job, source, (need, need), size_of::<f32>(), memory)
+    }
+
+    /// On the fullest of `gpus`, whose ranks share what is replicated, or are processes, which do not.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpus(job: &Job, source: &Source, gpus: &Gpus) -> Result<Self> {
+        let (config, ranks, limits) = (&job.config, job.ranks, job.plan.limits());
+        let whole = Need::new(config, ranks, job.plan.rows(), job.plan.cache_rows());
+        let here = gpus.ranks_per_gpu.min(ranks);
+        let need = whole.on_device(here, ranks, if job.processes { here } else { 1 });
+        let room = gpus.room(config, &limits)?;
+        let memory = job.memory.map_or(room, |memory| memory.min(room));
+        let mut size = Size::new(job, source, (whole, need), size_of::<bf16>(), memory)?;
+        size.own = (0..here).map(|rank| Cuda::own_bytes(config, rank, ranks, &limits)).sum();
+        Ok(size)
+    }
+}
+
+/// What one rank has to say at the end: what it measured, and what served its all-reduces.
+pub type Said = (Vec<Measured>, String);
+
 fn on_cpu(job: &Job) -> Result<Outcome> {
-    let (config, ranks, plan) = (&job.config, job.ranks, &job.plan);
+    let (config, ranks) = (&job.config, job.ranks);
     let source = Source::open(&job.origin)?;
-    let need = Need::new(config, ranks, plan.rows(), plan.cache_rows());
-    let memory = job.memory.map_or_else(memory::available, Ok)?;
-    let layers = config.moe_layers();
-    let pools = need.pools(layers, source.may_share_experts(), size_of::<f32>(), memory)?;
-    let devices = (0..ranks).map(|rank| Cpu::new(config, rank, ranks, job.sums)).collect();
-    let loaded = load(job, &source, devices, pools, &|_| 0)?;
+    let size = Size::on_cpu(job, &source)?;
+    let devices = (0..ranks).map(|rank| (rank, Cpu::new(config, rank, ranks, job.sums))).collect();
+    let loaded = load(job, &source, devices, size.pools, &|_| 0)?;
 
     // Only now that nothing can fail on one rank alone do ranks begin to wait for each other.
     let comms = Communicator::create_local(ranks, &job.comm)?;
-    let bar = verifying(plan);
+    let bar = verifying(&job.plan);
     let results = on_threads(comms.into_iter().zip(loaded).collect(), |(comm, loaded)| {
-        let first = comm.rank() == 0;
-        let mut rank = loaded.rank(job, comm)?;
-        let measured = measure::measure(&mut rank, plan, &|| bar.inc(first.into()))?;
-        Ok((measured, rank.reduce.comm.stats()))
+        measure_on_cpu(job, loaded, comm, &bar)
     })?;
     bar.finish_and_clear();
-    let parameters = need.bytes(layers, 1) - need.buffers as u64;
-    let (pools, bytes) = ((pools, memory), need.bytes(pools, size_of::<f32>()));
-    outcome(job, results, machine(), pools, parameters, bytes)
+    Outcome::new(job, results, machine(), &size)
+}
+
+/// What a rank on a processor does once it has its weights.
+pub fn measure_on_cpu(
+    job: &Job,
+    loaded: Loaded<Cpu>,
+    comm: Communicator,
+    bar: &ProgressBar,
+) -> Result<Said> {
+    let first = comm.rank() == 0;
+    let mut rank = loaded.rank(job, comm)?;
+    let measured = measure::measure(&mut rank, &job.plan, &|| bar.inc(first.into()))?;
+    Ok((measured, served(&rank.reduce.comm.stats())))
 }
 
 #[cfg(feature = "cuda")]
 fn on_gpus(job: &Job, wanted: &Wanted) -> Result<Outcome> {
-    let (config, ranks, plan) = (&job.config, job.ranks, &job.plan);
+    let ranks = job.ranks;
     let source = Source::open(&job.origin)?;
     let gpus = Gpus::new(wanted, ranks)?;
-    let nccl = match plan.by {
-        AllReduce::Nccl => Some(Nccl::open(wanted.nccl.as_deref())?),
-        _ => None,
-    };
-    nccl.map_or(Ok(()), |nccl| nccl.require_sharing(gpus.ranks_per_gpu))?;
-    let limits = plan.limits();
-    let whole = Need::new(config, ranks, plan.rows(), plan.cache_rows());
-    let need = whole.on_device(gpus.ranks_per_gpu, ranks);
-    let room = gpus.room(config, &limits)?;
-    let memory = job.memory.map_or(room, |memory| memory.min(room));
-    let layers = config.moe_layers();
-    let pools = need.pools(layers, source.may_share_experts(), size_of::<bf16>(), memory)?;
-
+    let nccl = open_nccl(job, wanted, &gpus)?;
+    let size = Size::on_gpus(job, &source, &gpus)?;
     let meeting = Arc::new(Meeting::new(ranks));
-    let device = |rank: usize| {
-        let gpu = Arc::clone(&gpus.gpus[gpus.of(rank)]);
-        Cuda::new(config, rank, ranks, gpu, gpus.blas, limits, Arc::clone(&meeting))
-    };
+    let device = |rank| Ok((rank, new_device(job, &gpus, rank, &meeting)?));
     let devices = (0..ranks).map(device).collect::<Result<Vec<_>>>()?;
-    let mut machine = format!("{}, {}", gpus.describe()?, devices[0].describe_blas()?);
-    if let Some(nccl) = nccl {
-        machine += &format!(", NCCL {}", nccl.version());
-    }
-    let loaded = load(job, &source, devices, pools, &|rank| gpus.of(rank))?;
+    let machine = gpus.machine(&devices[0].1, nccl)?;
+    let loaded = load(job, &source, devices, size.pools, &|rank| gpus.of(rank))?;
     let id = nccl.map(|nccl| Ok::<_, anyhow::Error>((nccl, nccl.unique_id()?))).transpose()?;
 
     let comms = gpus.communicators(&job.comm)?;
-    let bar = verifying(plan);
+    let bar = verifying(&job.plan);
     let results = on_threads(comms.into_iter().zip(loaded).collect(), |(comm, loaded)| {
-        let number = comm.rank();
-        let gpu = Arc::clone(loaded.device.gpu());
-        let work = || {
-            // Current throughout, so that each operation finds it so.
-            let _current = gpu.context.enter()?;
-            let mut rank = loaded.rank(job, comm)?;
-            if let Some((nccl, id)) = id {
-                rank.device.join_nccl(nccl, id, ranks, number)?;
-            }
-            rank.device.finish()?;
-            // Nothing is allocated any more once the first rank waits for another on the GPU.
-            rank.device.meet()?;
-            let tick = || bar.inc((number == 0).into());
-            let measured = measure::graphs::measure(&mut rank, plan, &tick)?;
-            let stats = rank.reduce.comm.stats();
-            // Freeing waits for the GPU.
-            rank.device.meet()?;
-            rank.device.close()?;
-            Ok((measured, stats))
-        };
-        work().inspect_err(|_| meeting.leave())
+        measure_on_gpu(job, loaded, comm, id, &bar).inspect_err(|_| meeting.leave())
     })?;
     bar.finish_and_clear();
-    let own: u64 = (0..gpus.ranks_per_gpu.min(ranks))
-        .map(|rank| Cuda::own_bytes(config, rank, ranks, &limits))
-        .sum();
-    let parameters = whole.bytes(layers, 1) - whole.buffers as u64;
-    let bytes = need.bytes(pools, size_of::<bf16>()) + own;
-    outcome(job, results, machine, (pools, memory), parameters, bytes)
+    Outcome::new(job, results, machine, &size)
+}
+
+/// NCCL, where it sums.
+#[cfg(feature = "cuda")]
+pub fn open_nccl(job: &Job, wanted: &Wanted, gpus: &Gpus) -> Result<Option<&'static Nccl>> {
+    if job.plan.by != AllReduce::Nccl {
+        return Ok(None);
+    }
+    let nccl = Nccl::open(wanted.nccl.as_deref())?;
+    nccl.require_sharing(gpus.ranks_per_gpu)?;
+    Ok(Some(nccl))
+}
+
+#[cfg(feature = "cuda")]
+pub fn new_device(job: &Job, gpus: &Gpus, rank: usize, meeting: &Arc<Meeting>) -> Result<Cuda> {
+    let gpu = Arc::clone(&gpus.gpus[gpus.of(rank)]);
+    let limits = job.plan.limits();
+    Cuda::new(&job.config, rank, job.ranks, gpu, gpus.blas, limits, Arc::clone(meeting))
+}
+
+/// What a rank on a GPU does once it has its weights.
+#[cfg(feature = "cuda")]
+pub fn measure_on_gpu(
+    job: &Job,
+    loaded: Loaded<Cuda>,
+    comm: Communicator,
+    nccl: Option<(&'static Nccl, NcclId)>,
+    bar: &ProgressBar,
+) -> Result<Said> {
+    let number = comm.rank();
+    let gpu = Arc::clone(loaded.device.gpu());
+    // Current throughout, so that each operation finds it so.
+    let _current = gpu.context.enter()?;
+    let mut rank = loaded.rank(job, comm)?;
+    if let Some((nccl, id)) = nccl {
+        rank.device.join_nccl(nccl, id, job.ranks, number)?;
+    }
+    rank.device.work_together()?;
+    let tick = || bar.inc((number == 0).into());
+    let measured = measure::graphs::measure(&mut rank, &job.plan, &tick)?;
+    let served = served(&rank.reduce.comm.stats());
+    // Freeing waits for the GPU.
+    rank.device.meet()?;
+    rank.device.close()?;
+    Ok((measured, served))
 }
 
 /// A rank's device with its weights.
@@ -154,7 +228,7 @@ pub struct Loaded<D: Device> {
 
 impl<D: Device> Loaded<D> {
     /// With a communicator and memory for its passes.
-    fn rank(self, job: &Job, comm: Communicator) -> Result<Rank<D>> {
+    pub fn rank(self, job: &Job, comm: Communicator) -> Result<Rank<D>> {
         let reduce = Reduce { comm, by: AllReduce::Peerlane, fused: job.fused, barrier: false };
         let (rows, cache) = (job.plan.rows(), job.plan.cache_rows());
         let Loaded { device, replicated, shard } = self;
@@ -163,10 +237,10 @@ impl<D: Device> Loaded<D> {
 }
 
 /// Loads every rank's part of the model, and what ranks with the same `place` share once.
-fn load<D: Device + Send>(
+pub fn load<D: Device + Send>(
     job: &Job,
     source: &Source,
-    mut devices: Vec<D>,
+    devices: Vec<(usize, D)>,
     pools: usize,
     place: &dyn Fn(usize) -> usize,
 ) -> Result<Vec<Loaded<D>>>
@@ -180,7 +254,7 @@ where
     let loader = Loader { config, source, progress: &progress };
     let mut replicas: Vec<Arc<Replicated<D::Weight>>> = Vec::new();
     let mut all = Vec::new();
-    for (rank, mut device) in devices.drain(..).enumerate() {
+    for (rank, mut device) in devices {
         if place(rank) == replicas.len() {
             replicas.push(Arc::new(loader.replicated(&mut device)?));
             device.finish()?;
@@ -196,42 +270,37 @@ where
     Ok(loaded)
 }
 
-/// Puts together what the ranks say, after a look at whether they hold the same bits.
-fn outcome(
-    job: &Job,
-    results: Vec<(Vec<Measured>, Stats)>,
-    machine: String,
-    (pools, memory): (usize, u64),
-    parameters: u64,
-    bytes: u64,
-) -> Result<Outcome> {
-    let (ranks, stats): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-    if job.plan.by == AllReduce::Peerlane {
-        for (at, draft) in job.plan.drafts.iter().enumerate() {
-            let prints: Vec<u64> =
-                ranks.iter().map(|rank: &Vec<Measured>| rank[at].fingerprint).collect();
-            let other = prints.iter().position(|print| *print != prints[0]);
-            ensure!(
-                other.is_none(),
-                "rank {} does not hold the bits that rank 0 holds after verifying {} rows",
-                other.unwrap_or(0),
-                draft.rows()
-            );
+impl Outcome {
+    /// Puts together what the ranks say, after a look at whether they hold the same bits.
+    pub fn new(job: &Job, results: Vec<Said>, machine: String, size: &Size) -> Result<Self> {
+        let (ranks, served): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+        if job.plan.by == AllReduce::Peerlane {
+            for (at, draft) in job.plan.drafts.iter().enumerate() {
+                let prints: Vec<u64> =
+                    ranks.iter().map(|rank: &Vec<Measured>| rank[at].fingerprint).collect();
+                let other = prints.iter().position(|print| *print != prints[0]);
+                ensure!(
+                    other.is_none(),
+                    "rank {} does not hold the bits that rank 0 holds after verifying {} rows",
+                    other.unwrap_or(0),
+                    draft.rows()
+                );
+            }
         }
+        Ok(Outcome {
+            ranks,
+            machine,
+            pools: size.pools,
+            memory: size.memory,
+            parameters: size.parameters,
+            bytes: size.bytes(),
+            served: served.into_iter().next().unwrap_or_default(),
+            islands: match &job.comm.islands {
+                Some(islands) => islands.to_string(),
+                None => "one".into(),
+            },
+        })
     }
-    Ok(Outcome {
-        ranks,
-        machine,
-        pools,
-        memory,
-        parameters,
-        bytes,
-        served: stats.first().map(served).unwrap_or_default(),
-        islands: match &job.comm.islands {
-            Some(islands) => islands.to_string(),
-            None => "one".into(),
-        },
-    })
 }
 
 /// Runs `work` on a thread for each item; results in their order, or the error that came first in rank order and is not only
@@ -258,15 +327,6 @@ pub fn on_threads<T: Send, R: Send>(
             })
             .collect()
     });
-    let consequence = |error: &anyhow::Error| {
-        use peerlane::Error::{Aborted, RankDied, RankLeft};
-        #[cfg(feature = "cuda")]
-        if error.is::<Left>() {
-            return true;
-        }
-        let cause = error.downcast_ref::<peerlane::Error>();
-        matches!(cause, Some(Aborted { .. } | RankDied { .. } | RankLeft { .. }))
-    };
     let (mut fine, mut errors) = (Vec::new(), Vec::new());
     for result in results {
         match result {
@@ -281,6 +341,17 @@ pub fn on_threads<T: Send, R: Send>(
     }
 }
 
+/// Whether an error is only what another rank's error came to here.
+pub fn consequence(error: &anyhow::Error) -> bool {
+    use peerlane::Error::{Aborted, RankDied, RankLeft};
+    #[cfg(feature = "cuda")]
+    if error.is::<Left>() {
+        return true;
+    }
+    let cause = error.downcast_ref::<peerlane::Error>();
+    matches!(cause, Some(Aborted { .. } | RankDied { .. } | RankLeft { .. }))
+}
+
 /// Which algorithms and protocols served calls.
 fn served(stats: &Stats) -> String {
     let algorithms = Algorithm::ALL.iter().filter(|&&a| stats.by_algorithm[a as usize] > 0);
@@ -291,7 +362,7 @@ fn served(stats: &Stats) -> String {
 }
 
 /// The bar of a run's passes.
-fn verifying(plan: &Plan) -> ProgressBar {
+pub fn verifying(plan: &Plan) -> ProgressBar {
     bar(plan.steps() as u64, "verifying {wide_bar} {pos}/{len} passes, {eta} left")
 }
 

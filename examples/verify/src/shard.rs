@@ -267,6 +267,7 @@ impl Loader<'_> {
         let keys: Vec<Part> = heads.clone().map(|head| part(head, 0..plain)).collect();
         let values: Vec<Part> = heads.clone().map(|head| part(head, plain..both)).collect();
         let (key_up, value_up) = (self.take(device, &keys)?, self.take(device, &values)?);
+        let key_up = device.turned(key_up, plain)?;
 
         let tensor = name("o_proj");
         let part = Part::whole(&tensor, [config.hidden_size, all * value]);

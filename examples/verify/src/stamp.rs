@@ -1,6 +1,6 @@
 //! Where the time of a pass goes.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a stretch of a pass was spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -68,7 +68,7 @@ impl Kind {
 }
 
 /// Seconds by kind of layer and part.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times {
     seconds: [[f64; Part::ALL.len()]; Kind::ALL.len()],
 }

@@ -96,6 +96,27 @@ fn a_perfect_draft_is_committed_whole_and_a_hopeless_one_costs_all_but_one_token
 }
 
 #[test]
+fn ranks_as_processes_choose_what_ranks_as_threads_choose() {
+    let run = |how: &str| report(&format!("--tp 4 --draft 4 --sums bf16 {how}"));
+    let (threads, processes) = (run(""), run("--processes"));
+    assert_eq!((&threads["processes"], &processes["processes"]), (&false.into(), &true.into()));
+    for (a, b) in
+        threads["widths"].as_array().unwrap().iter().zip(processes["widths"].as_array().unwrap())
+    {
+        for key in ["accepted", "experts_mean", "all_reduces"] {
+            assert_eq!(a[key], b[key], "{key}");
+        }
+        assert!(b["pass_ms"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_ranks_as_processes_is_said_in_a_line() {
+    is_refused("--processes --tp 2 --memory 1K", &["too little memory: the model needs"]);
+    is_refused("--processes --tp 2 --weights /nonexistent --config small", &["/nonexistent"]);
+}
+
+#[test]
 fn of_a_tree_the_deepest_right_path_is_committed() {
     let report = report("--tp 4 --tree -1,0,0,1,1,2 --hits 1");
     let tree = report["widths"].as_array().unwrap().last().unwrap();

@@ -112,6 +112,33 @@ fn eight_ranks_pass_the_check() {
     passes_the_check(8);
 }
 
+/// Ranks share the GPU, and some calls may wait for all of it: never between a rank's launch of a pass and another's.
+#[test]
+fn no_rank_disturbs_the_gpu_while_a_pass_waits_for_another_rank() {
+    const RANKS: usize = 4;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane-verify"));
+    command.args(format!("--check-gpu {GOLDEN} --tp {RANKS} --replays 5").split(' '));
+    command.arg("--kernels").arg(fatbin()).env("FAKECUDA_LOG", log.path());
+    let output = over_the_stand_ins(&mut command);
+    assert!(output.status.success(), "{}", said(&output));
+    let calls = std::fs::read_to_string(log.path()).unwrap();
+    let (mut launched, mut copied) = (0, 0);
+    for call in calls.lines().filter_map(|line| line.split(' ').nth(2)) {
+        let disturbs = ["cuMemcpy", "cuMemAlloc", "cuMemFree", "cuModule", "cuFuncLoad"];
+        let of_graphs = ["cuGraphInstantiate", "cuGraphUpload", "cuGraphExecDestroy"];
+        if call.starts_with("cuGraphLaunch") {
+            launched += 1;
+        } else if disturbs.iter().chain(&of_graphs).any(|name| call.starts_with(name)) {
+            assert_eq!(launched % RANKS, 0, "{call} after {launched} launches");
+            copied += usize::from(launched > 0 && call.starts_with("cuMemcpy"));
+        }
+    }
+    // A chain and a tree, apart and fused; the chain five times.
+    assert_eq!(launched, 2 * (5 + 1) * RANKS);
+    assert!(copied > launched, "{copied} copies: is this the log?");
+}
+
 /// A check that could not fail would prove nothing.
 #[test]
 fn another_rotation_fails_the_check() {
@@ -208,6 +235,23 @@ fn nccl_sums_in_the_same_graph_and_the_tokens_are_the_same() {
     }
 }
 
+/// Ranks that share a GPU and ranks with one each, under both libraries.
+#[test]
+fn ranks_as_processes_choose_what_ranks_as_threads_choose() {
+    let model = format!("--weights {GOLDEN} --tp 2 --context 9,5 --draft 2 --passes 2");
+    let threads = report(&model);
+    let nccl = format!("--fused off --all-reduce nccl --nccl {}", nccl().display());
+    for how in ["", "--ranks-per-gpu 2", &nccl] {
+        let processes = report(&format!("{model} --processes {how}"));
+        assert_eq!(processes["processes"], true);
+        for at in 0..2 {
+            for key in ["accepted", "experts_mean"] {
+                assert_eq!(processes["widths"][at][key], threads["widths"][at][key], "{how} {key}");
+            }
+        }
+    }
+}
+
 /// One clear line.
 fn refusal(arguments: &str) -> String {
     let output = runner(&format!("--device cuda {arguments}"));
@@ -267,7 +311,7 @@ fn the_script_checks_and_measures_and_writes_a_table() {
     let out = folder.path().join("out");
     let mut command = Command::new("python3");
     command.arg(folder.path().join("bench-verify")).arg("--out").arg(&out);
-    command.args("--tp 2 --draft 2 --context 8 --passes 2".split(' '));
+    command.args("--tp 2 --widths 1,2 --context 8 --passes 2".split(' '));
     command.arg("--models").arg(Path::new(GOLDEN).join("config.json"));
     command.args(["--ranks-per-gpu", "2", "--kernels"]).arg(fatbin());
     command
@@ -278,17 +322,18 @@ fn the_script_checks_and_measures_and_writes_a_table() {
     let output = over_the_stand_ins(&mut command);
     let text = said(&output);
     assert!(output.status.success(), "{text}");
-    let table = std::fs::read_to_string(out.join("verify.csv")).unwrap();
+    assert!(text.contains("  2 rows: a pass "), "{text}");
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let table = read("verify.csv");
     for way in ["\"peerlane, fused\"", "peerlane", "NCCL"] {
         let lines = table.lines().filter(|line| {
             line.split("config,2,").nth(1).is_some_and(|l| l.contains(&format!(",{way},")))
         });
         assert_eq!(lines.count(), 2, "{way}: {table}");
     }
-    assert!(
-        std::fs::read_to_string(out.join("verify.txt"))
-            .unwrap()
-            .contains("config.json: a pass (ms)"),
-        "{text}"
-    );
+    assert!(read("verify.txt").contains("config: a pass (ms)"), "{text}");
+    let reports: Value = serde_json::from_str(&read("verify.json")).unwrap();
+    assert_eq!(reports.as_array().unwrap().len(), 3);
+    assert!(read("verify.html").contains("<main>"));
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 4);
 }

@@ -153,8 +153,7 @@ fn run(
             let _current = gpu.context.enter()?;
             let reduce = Reduce { comm, by: AllReduce::Peerlane, fused: false, barrier: false };
             let mut rank = Rank::new(&config, device, replicated, shard, reduce, ROWS, CACHE)?;
-            rank.device.finish()?;
-            rank.device.meet()?;
+            rank.device.work_together()?;
             let outcomes = passes(golden, &mut rank, replays)?;
             rank.device.meet()?;
             Ok(outcomes)
@@ -194,9 +193,8 @@ fn seen(rank: &mut Rank<Cuda>, batch: &Batch, replays: usize) -> Result<Seen> {
     seen.state = state(rank, &on_device, batch, true)?;
     seen.accepted = batch.accepted(&seen.state.chosen);
 
-    rank.device.meet()?;
-    let recorded = record_pass(rank, &on_device, rows, AllReduce::Peerlane)?;
-    rank.device.meet()?;
+    let captured = record_pass(rank, &on_device, rows, AllReduce::Peerlane)?;
+    let recorded = rank.device.ready(vec![captured])?.pop().context("a graph that is gone")?;
     for replay in 0..replays {
         rank.device.replay(&recorded)?;
         // All of it now and then; it is little that a replay could change in between and change back.

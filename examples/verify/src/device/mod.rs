@@ -59,6 +59,10 @@ pub trait Device: Sized {
         parts: &[Tensor],
         wide: bool,
     ) -> Result<Self::Weight>;
+    /// Matrices one below the other, of `rows` rows each, as [`queries`](Self::queries) wants them.
+    fn turned(&mut self, w: Self::Weight, _rows: usize) -> Result<Self::Weight> {
+        Ok(w)
+    }
     /// A buffer of zeros, at the precision of activations, or in fp32 where it is `wide`.
     fn buffer(&mut self, elements: usize, wide: bool) -> Result<Self::Buffer>;
     /// A buffer of zeros for `rows` rows of the cache.
@@ -138,6 +142,23 @@ pub trait Device: Sized {
         query_latent: &mut Self::Buffer,
         cache: &mut Self::Buffer,
     ) -> Result<()>;
+    /// [`latents`](Self::latents) and heads' queries `q` of the normed query latent.
+    #[allow(clippy::too_many_arguments)]
+    fn latents_and_queries(
+        &mut self,
+        fused: &Self::Buffer,
+        (query_gamma, key_gamma): (&Self::Weight, &Self::Weight),
+        eps: f32,
+        batch: &Self::Batch,
+        query_latent: &mut Self::Buffer,
+        cache: &mut Self::Buffer,
+        query_up: &Self::Weight,
+        q: &mut Self::Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        self.latents(fused, query_gamma, key_gamma, eps, batch, query_latent, cache)?;
+        self.linear(query_latent, query_up, q, rows)
+    }
     /// From rows of heads' queries (plain, rotary): queries against cache rows, `[heads, cache width]`, the plain part
     /// multiplied with the head's key matrix of `key_up` (`[heads * plain, latent]`), the rotary part rotated.
     fn queries(
@@ -163,6 +184,21 @@ pub trait Device: Sized {
         out: &mut Self::Buffer,
         rows: usize,
     ) -> Result<()>;
+    /// [`attend`](Self::attend) and [`values`](Self::values); what `attended` holds afterwards is nobody's business.
+    #[allow(clippy::too_many_arguments)]
+    fn attend_to_values(
+        &mut self,
+        queries: &Self::Buffer,
+        cache: &Self::Buffer,
+        batch: &Self::Batch,
+        attended: &mut Self::Buffer,
+        value_up: &Self::Weight,
+        out: &mut Self::Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        self.attend(queries, cache, batch, attended)?;
+        self.values(attended, value_up, out, rows)
+    }
     /// From router logits, the experts of every row and their weights.
     fn route(
         &mut self,
@@ -171,6 +207,19 @@ pub trait Device: Sized {
         routing: &mut Self::Routing,
         rows: usize,
     ) -> Result<()>;
+    /// The router's product and [`route`](Self::route).
+    #[allow(clippy::too_many_arguments)]
+    fn gate_and_route(
+        &mut self,
+        x: &Self::Buffer,
+        (gate, bias): (&Self::Weight, &Self::Weight),
+        logits: &mut Self::Buffer,
+        routing: &mut Self::Routing,
+        rows: usize,
+    ) -> Result<()> {
+        self.linear(x, gate, logits, rows)?;
+        self.route(logits, bias, routing, rows)
+    }
     /// `out = always(x) + sum of weight * expert(x)` over the experts a row goes to, in ascending order.
     fn experts(
         &mut self,
@@ -217,13 +266,17 @@ pub trait Device: Sized {
 /// A device that can keep a pass and carry it out again without the host.
 #[cfg(feature = "cuda")]
 pub trait Recorder: Device {
-    /// A pass that was kept.
+    /// What was kept.
+    type Captured;
+    /// A pass that can be carried out again.
     type Recorded;
 
     /// From now on operations are kept and not carried out; with `stamps` the times of their parts are taken too.
     fn record(&mut self, stamps: bool) -> Result<()>;
     /// What was kept.
-    fn recorded(&mut self) -> Result<Self::Recorded>;
+    fn recorded(&mut self) -> Result<Self::Captured>;
+    /// Makes passes of what was kept; all ranks do, when none has any more to keep.
+    fn ready(&mut self, captured: Vec<Self::Captured>) -> Result<Vec<Self::Recorded>>;
     /// Queues it `times` times, without a break; seconds of each, without the first.
     fn time(&mut self, recorded: &Self::Recorded, times: usize) -> Result<Vec<f64>>;
     /// Queues it once; all ranks do.

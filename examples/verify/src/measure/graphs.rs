@@ -1,14 +1,12 @@
 //! The same on a device that records: every pass that is timed is the replay of a graph.
 
-use super::{drafted, experts, fingerprint, go_on, prefill, Measured, Plan};
-use crate::batch::Draft;
+use super::{experts, fingerprint, Drafting, Measured, Plan};
 use crate::device::Recorder;
-use crate::drafts::Drafter;
 use crate::observe::{Half, Site, Unobserved};
 use crate::pass::Rank;
 use crate::reduce::AllReduce;
 use crate::stamp::Kind;
-use anyhow::{Context, Result};
+use anyhow::{bail, Result};
 use std::collections::BTreeSet;
 
 /// Fills the cache and measures every draft; `tick` hears of each pass.
@@ -17,7 +15,6 @@ pub fn measure<D: Recorder>(
     plan: &Plan,
     tick: &dyn Fn(),
 ) -> Result<Vec<Measured>> {
-    let mut drafter = Drafter::new(plan.seed, plan.hits, plan.vocabulary);
     let mut known = BTreeSet::new();
     let mut pass = |rank: &mut Rank<D>, batch: &D::Batch, rows: usize, head: bool| {
         if known.insert(rows) {
@@ -25,14 +22,7 @@ pub fn measure<D: Recorder>(
         }
         rank.pass(batch, rows, head, &mut Unobserved)
     };
-    let first = prefill(rank, plan, &mut drafter, &mut pass, tick).context("prefill")?;
-    let truth = go_on(rank, plan, &first, &mut pass, tick).context("greedy decoding")?;
-    let mut measured = Vec::with_capacity(plan.drafts.len());
-    for draft in &plan.drafts {
-        let one = verify(rank, plan, draft, &mut drafter, &first, &truth, tick);
-        measured.push(one.with_context(|| format!("verifying {} rows", draft.rows()))?);
-    }
-    Ok(measured)
+    super::measure_by(rank, plan, tick, &mut pass, verify)
 }
 
 /// A pass of this shape in which no rank waits for another, then one by `by` where that may have something to set up. A
@@ -72,7 +62,7 @@ fn record<D: Recorder>(
     rank: &mut Rank<D>,
     way: Way,
     body: impl FnOnce(&mut Rank<D>) -> Result<()>,
-) -> Result<D::Recorded> {
+) -> Result<D::Captured> {
     let usual = (rank.reduce.by, rank.reduce.barrier);
     (rank.reduce.by, rank.reduce.barrier) = (way.by, way.barrier);
     rank.device.record(way.stamps)?;
@@ -89,7 +79,7 @@ pub fn record_pass<D: Recorder>(
     batch: &D::Batch,
     rows: usize,
     by: AllReduce,
-) -> Result<D::Recorded> {
+) -> Result<D::Captured> {
     let way = Way { by, barrier: false, stamps: false };
     record(rank, way, |rank| rank.pass(batch, rows, true, &mut Unobserved))
 }
@@ -125,14 +115,11 @@ fn all_reduces<D: Recorder>(rank: &mut Rank<D>, rows: usize) -> Result<()> {
 fn verify<D: Recorder>(
     rank: &mut Rank<D>,
     plan: &Plan,
-    draft: &Draft,
-    drafter: &mut Drafter,
-    first: &[u32],
-    truth: &[Vec<u32>],
+    drafting: &mut Drafting,
     tick: &dyn Fn(),
 ) -> Result<Measured> {
     let mut measured = Measured::default();
-    let batch = drafted(plan, draft, drafter, first, truth)?;
+    let batch = drafting.batch(plan)?;
     let (rows, on_device) = (batch.rows(), rank.device.batch(&batch)?);
     rehearse(rank, &on_device, rows, plan.by)?;
 
@@ -148,18 +135,21 @@ fn verify<D: Recorder>(
     let bare = record_pass(rank, &on_device, rows, AllReduce::None)?;
     let parts = record(rank, way, pass)?;
     let in_step = record(rank, Way { barrier: true, ..way }, pass)?;
-    let alone = match plan.by {
-        AllReduce::None => None,
-        _ => Some(record(rank, Way { stamps: false, ..way }, |rank| all_reduces(rank, rows))?),
+    let mut captured = vec![plain, bare, parts, in_step];
+    if plan.by != AllReduce::None {
+        let way = Way { stamps: false, ..way };
+        captured.push(record(rank, way, |rank| all_reduces(rank, rows))?);
+    }
+    let recorded = rank.device.ready(captured)?;
+    let [plain, bare, parts, in_step, alone @ ..] = &recorded[..] else {
+        bail!("fewer graphs than were recorded");
     };
-    // Instantiating allocates. From here to the end of this function nobody does.
-    rank.device.meet()?;
 
     let mut accepted = 0;
     for _ in 0..plan.passes {
-        let batch = drafted(plan, draft, drafter, first, truth)?;
+        let batch = drafting.batch(plan)?;
         let same = rank.device.batch(&batch)?;
-        rank.device.replay(&plain)?;
+        rank.device.replay(plain)?;
         accepted += rank.device.read_accepted(&same)?.iter().sum::<u32>();
         tick();
     }
@@ -174,14 +164,14 @@ fn verify<D: Recorder>(
         // The first of them finds the ranks at different places, and is not counted.
         rank.device.time(recorded, plan.passes + 1)
     };
-    measured.passes = time(rank, &plain)?;
-    measured.bare = time(rank, &bare)?;
-    if let Some(alone) = &alone {
+    measured.passes = time(rank, plain)?;
+    measured.bare = time(rank, bare)?;
+    if let [alone] = alone {
         measured.alone = time(rank, alone)?;
     }
     for _ in 0..plan.passes {
         for (recorded, times) in
-            [(&parts, &mut measured.times), (&in_step, &mut measured.times_in_step)]
+            [(parts, &mut measured.times), (in_step, &mut measured.times_in_step)]
         {
             rank.device.meet()?;
             // The second begins where the first ends, which is in step with the other ranks.

@@ -10,9 +10,12 @@ use crate::drafts::Drafter;
 use crate::observe::Unobserved;
 use crate::pass::Rank;
 use crate::reduce::AllReduce;
+use crate::report::median;
 use crate::stamp::Times;
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
 use std::time::Instant;
 
 /// What is measured.
@@ -28,6 +31,8 @@ pub struct Plan {
     pub by: AllReduce,
     pub hits: f64,
     pub seed: u64,
+    /// Rank 0 says what each draft took.
+    pub live: bool,
 }
 
 impl Plan {
@@ -87,7 +92,7 @@ impl Plan {
 }
 
 /// What a rank measured of one draft.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Measured {
     /// Seconds of every pass.
     pub passes: Vec<f64>,
@@ -115,22 +120,69 @@ pub fn measure<D: Device>(
     plan: &Plan,
     tick: &dyn Fn(),
 ) -> Result<Vec<Measured>> {
-    let mut drafter = Drafter::new(plan.seed, plan.hits, plan.vocabulary);
     let mut pass = |rank: &mut Rank<D>, batch: &D::Batch, rows: usize, head: bool| {
         rank.pass(batch, rows, head, &mut Unobserved)
     };
-    let first = prefill(rank, plan, &mut drafter, &mut pass, tick).context("prefill")?;
-    let truth = go_on(rank, plan, &first, &mut pass, tick).context("greedy decoding")?;
+    measure_by(rank, plan, tick, &mut pass, verify)
+}
+
+/// The same, with `pass` for what is not timed and `verify` for what is.
+fn measure_by<D: Device>(
+    rank: &mut Rank<D>,
+    plan: &Plan,
+    tick: &dyn Fn(),
+    pass: &mut Pass<D>,
+    verify: Verify<D>,
+) -> Result<Vec<Measured>> {
+    let mut drafter = Drafter::new(plan.seed, plan.hits, plan.vocabulary);
+    let first = prefill(rank, plan, &mut drafter, pass, tick).context("prefill")?;
+    let truth = go_on(rank, plan, &first, pass, tick).context("greedy decoding")?;
     let mut measured = Vec::with_capacity(plan.drafts.len());
     for draft in &plan.drafts {
-        let one = verify(rank, plan, draft, &mut drafter, &first, &truth, tick);
-        measured.push(one.with_context(|| format!("verifying {} rows", draft.rows()))?);
+        let mut drafting = Drafting { draft, drafter: &mut drafter, first: &first, truth: &truth };
+        let one = verify(rank, plan, &mut drafting, tick);
+        let one = one.with_context(|| format!("verifying {} rows", draft.rows()))?;
+        if plan.live && rank.reduce.comm.rank() == 0 {
+            let mut out = std::io::stdout();
+            let middle = |times: &[f64]| times.get(median(times)).map_or(0.0, |time| time * 1e3);
+            let (pass, bare) = (middle(&one.passes), middle(&one.bare));
+            let rows = draft.rows() * plan.contexts.len();
+            writeln!(out, "{rows} rows: a pass {pass:.3} ms, without all-reduces {bare:.3} ms")?;
+            out.flush()?;
+        }
+        measured.push(one);
     }
     Ok(measured)
 }
 
 /// A way to carry out a pass over so many rows, with or without the choice of tokens.
 type Pass<'a, D> = dyn FnMut(&mut Rank<D>, &<D as Device>::Batch, usize, bool) -> Result<()> + 'a;
+
+/// A way to measure one draft.
+type Verify<D> = fn(&mut Rank<D>, &Plan, &mut Drafting, &dyn Fn()) -> Result<Measured>;
+
+/// What is drafted behind every sequence.
+struct Drafting<'a> {
+    draft: &'a Draft,
+    drafter: &'a mut Drafter,
+    /// What each sequence chose behind its prompt, and what the model chooses behind that.
+    first: &'a [u32],
+    truth: &'a [Vec<u32>],
+}
+
+impl Drafting<'_> {
+    /// A batch in which every sequence has a new draft.
+    fn batch(&mut self, plan: &Plan) -> Result<Batch> {
+        let starts = plan.cache();
+        let mut batch = Batch::default();
+        for (s, &context) in plan.contexts.iter().enumerate() {
+            let tokens = self.drafter.draft(self.draft, self.first[s], &self.truth[s]);
+            batch.push(starts[s], context, self.draft, &tokens);
+        }
+        batch.validate(plan.vocabulary)?;
+        Ok(batch)
+    }
+}
 
 /// Fills the cache with random prompts; what each sequence chooses next.
 fn prefill<D: Device>(
@@ -198,16 +250,13 @@ fn go_on<D: Device>(
 fn verify<D: Device>(
     rank: &mut Rank<D>,
     plan: &Plan,
-    draft: &Draft,
-    drafter: &mut Drafter,
-    first: &[u32],
-    truth: &[Vec<u32>],
+    drafting: &mut Drafting,
     tick: &dyn Fn(),
 ) -> Result<Measured> {
     let mut measured = Measured::default();
     let mut accepted = 0;
     for round in 0..=plan.passes {
-        let batch = drafted(plan, draft, drafter, first, truth)?;
+        let batch = drafting.batch(plan)?;
         let (rows, on_device) = (batch.rows(), rank.device.batch(&batch)?);
 
         let calls = rank.reduce.comm.stats().calls;
@@ -232,24 +281,6 @@ fn verify<D: Device>(
     }
     measured.accepted = f64::from(accepted) / (plan.passes * plan.contexts.len()) as f64;
     Ok(measured)
-}
-
-/// A batch in which every sequence has a new draft.
-fn drafted(
-    plan: &Plan,
-    draft: &Draft,
-    drafter: &mut Drafter,
-    first: &[u32],
-    truth: &[Vec<u32>],
-) -> Result<Batch> {
-    let starts = plan.cache();
-    let mut batch = Batch::default();
-    for (s, &context) in plan.contexts.iter().enumerate() {
-        let tokens = drafter.draft(draft, first[s], &truth[s]);
-        batch.push(starts[s], context, draft, &tokens);
-    }
-    batch.validate(plan.vocabulary)?;
-    Ok(batch)
 }
 
 /// One pass that all ranks begin together.

@@ -35,6 +35,8 @@ pub struct Report {
     /// Distinct pools of routed experts; fewer than MoE layers where layers share them.
     pub expert_pools: usize,
     pub ranks: usize,
+    /// Whether they were processes.
+    pub processes: bool,
     pub device: On,
     pub islands: String,
     pub all_reduce: AllReduce,
@@ -96,6 +98,14 @@ pub struct Stretch {
 }
 
 impl Report {
+    /// What a rank was, for people.
+    pub fn ranks_are(&self) -> &'static str {
+        match self.processes {
+            true => "processes",
+            false => "threads",
+        }
+    }
+
     /// Who sums, what, and how, for people.
     pub fn sums_by(&self) -> String {
         let sums = match self.sums {
@@ -143,6 +153,7 @@ impl Report {
             moe_layers: moe,
             expert_pools: outcome.pools,
             ranks: job.ranks,
+            processes: job.processes,
             islands: outcome.islands.clone(),
             all_reduce: job.plan.by,
             device: if job.gpu.is_some() { On::Cuda } else { On::Cpu },
@@ -301,7 +312,7 @@ fn notes(args: &Args, job: &Job, outcome: &Outcome) -> Vec<String> {
 }
 
 /// Where the median is; of two in the middle the smaller one.
-fn median(values: &[f64]) -> usize {
+pub fn median(values: &[f64]) -> usize {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
     order.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)

@@ -19,7 +19,15 @@ pub fn html(report: &Report) -> Result<String> {
         ("Machine", escape(&report.machine)),
         ("Model", escape(&report.model)),
         ("Memory", bytes(report.bytes)),
-        ("Ranks", format!("{} threads, islands: {}", report.ranks, escape(&report.islands))),
+        (
+            "Ranks",
+            format!(
+                "{} {}, islands: {}",
+                report.ranks,
+                report.ranks_are(),
+                escape(&report.islands)
+            ),
+        ),
         ("Sums by", escape(&report.sums_by())),
         ("Contexts", contexts.join(", ")),
         ("Notes", report.notes.iter().map(|note| escape(note)).collect::<Vec<_>>().join("<br>")),

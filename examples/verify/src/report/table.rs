@@ -9,7 +9,7 @@ use std::fmt::Write;
 /// The whole report.
 pub fn text(report: &Report) -> String {
     let mut text = String::new();
-    let ranks = format!("{} threads, islands: {}", report.ranks, report.islands);
+    let ranks = format!("{} {}, islands: {}", report.ranks, report.ranks_are(), report.islands);
     let contexts: Vec<String> = report.contexts.iter().map(usize::to_string).collect();
     for (name, value) in [
         ("machine", report.machine.clone()),

@@ -8,8 +8,18 @@ pub const QUERIES: usize = 16;
 pub const MOST_CACHE_WIDTH: usize = 640;
 pub const MOST_EXPERTS: usize = 512;
 pub const MOST_KEPT: usize = 16;
+/// Most rows that the kernels of few rows take.
+pub const FEW_ROWS: usize = 16;
+/// Columns of a product that a warp computes, and of the one with the norm of its rows in it.
+pub const STRIP: usize = 32;
+pub const NARROW_STRIP: usize = 16;
+/// Chunks of keys that the product with values puts together itself.
+pub const FEW_CHUNKS: usize = 40;
+/// Parts of the hidden dimension that blocks of the router take, and experts of a block.
+pub const ROUTER_PARTS: usize = 4;
+pub const ROUTER_EXPERTS: usize = 16;
 /// Outputs that a block of the down product computes.
-pub const OUTPUTS: usize = 64;
+pub const OUTPUTS: usize = 128;
 /// Inner elements that a block of the gate product computes.
 pub const INNER: usize = 8;
 
@@ -104,7 +114,68 @@ arguments! {
         eps: f32,
         unused: u32,
     }
-    Turn: "verify_turn", 256 {
+    /// `out = x weights^T` for few rows.
+    FewRows: "verify_few_rows", 256 {
+        rows: u32,
+        inner: u32,
+        columns: u32,
+        splits: u32,
+        wide: u32,
+        x: u64,
+        weights: u64,
+        out: u64,
+    }
+    QueryUp: "verify_query_up", 256 {
+        query_latent: u32,
+        kv_latent: u32,
+        rotary: u32,
+        columns: u32,
+        splits: u32,
+        batch: Rows,
+        fused: u64,
+        query_gamma: u64,
+        key_gamma: u64,
+        turns: u64,
+        weights: u64,
+        out: u64,
+        cache: u64,
+        eps: f32,
+        unused: u32,
+    }
+    Queries: "verify_queries", 256 {
+        heads: u32,
+        plain: u32,
+        rotary: u32,
+        latent: u32,
+        splits: u32,
+        batch: Rows,
+        q: u64,
+        key_up: u64,
+        turns: u64,
+        out: u64,
+    }
+    TurnOver: "verify_turn_over", 256 {
+        heads: u32,
+        rows: u32,
+        columns: u32,
+        input: u64,
+        out: u64,
+    }
+    Values: "verify_values", 256 {
+        heads: u32,
+        latent: u32,
+        value: u32,
+        tiles: u32,
+        chunks: u32,
+        batch: Rows,
+        parts: u64,
+        stats: u64,
+        value_up: u64,
+        out: u64,
+        splits: u32,
+        unused: u32,
+    }
+    Rotate: "verify_rotate", 256 {
         heads: u32,
         plain: u32,
         rotary: u32,
@@ -146,16 +217,25 @@ arguments! {
         scale: f32,
         unused: u32,
     }
-    Route: "verify_route", 32 {
+    Route: "verify_choice", 256 {
+        rows: u32,
         experts: u32,
         groups: u32,
         kept_groups: u32,
         kept: u32,
+        unused: u32,
         scale: f32,
         logits: u64,
         bias: u64,
         chosen: u64,
         weights: u64,
+    }
+    Router: "verify_router", 256 {
+        hidden: u32,
+        route: Route,
+        x: u64,
+        gate: u64,
+        arrived: u64,
     }
     Dispatch: "verify_dispatch", 512 {
         experts: u32,
@@ -166,34 +246,34 @@ arguments! {
         order: u64,
     }
     GateUp: "verify_gate_up", 256 {
-        tiles: u32,
+        rows: u32,
         hidden: u32,
-        width: u32,
+        pairs: u32,
         kept: u32,
         experts: u32,
+        always_width: u32,
+        width: u32,
         x: u64,
+        always: u64,
         weights: u64,
+        chosen: u64,
         slots: u64,
         order: u64,
-        out: u64,
+        product: u64,
+        inner: u64,
     }
     Down: "verify_down", 256 {
-        tiles: u32,
+        rows: u32,
         hidden: u32,
-        width: u32,
         kept: u32,
-        unused: u32,
+        always_width: u32,
+        width: u32,
+        product: u64,
+        always: u64,
         inner: u64,
         weights: u64,
         chosen: u64,
         scales: u64,
-        out: u64,
-    }
-    Gate: "verify_gated", 256 {
-        rows: u32,
-        width: u32,
-        unused: u32,
-        input: u64,
         out: u64,
     }
     Choose: "verify_choose", 512 {

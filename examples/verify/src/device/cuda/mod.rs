@@ -1,5 +1,5 @@
-//! A GPU: bf16 weights and activations, dense products by cuBLAS, the rest by the kernels in `cuda/`. Operations are queued on
-//! the rank's stream, eager or recorded into a graph.
+//! A GPU: bf16 weights and activations, dense products of many rows by cuBLAS, the rest by the kernels in `cuda/`.
+//! Operations are queued on the rank's stream, eager or recorded into a graph.
 //!
 //! | file | what it is |
 //! | --- | --- |
@@ -9,14 +9,19 @@
 //! | `arena` | device memory in large pieces |
 //! | `rows` | the batch on the device |
 //! | `blas`, `nccl` | libraries opened at run time |
-//! | `ops` | the operations of a pass; the longer ones are in `attention` and `experts` |
+//! | `ops` | the operations of a pass; the longer ones are in `attention`, `experts` and `few` |
+//! | `calls` | what several operations are made of |
+//! | `host` | weights, and what the host reads and writes |
 //! | `record` | graphs, and where their time goes |
 
 mod arena;
 mod attention;
 mod blas;
+mod calls;
 mod experts;
+mod few;
 mod gpu;
+mod host;
 mod launch;
 pub mod nccl;
 mod ops;
@@ -35,7 +40,9 @@ use arena::{Arena, Slice};
 pub use blas::Blas;
 use blas::Products;
 pub use gpu::Gpu;
-use launch::{Arguments, CHUNK, MOST_CACHE_WIDTH, MOST_EXPERTS, MOST_KEPT, QUERIES};
+use launch::{
+    Arguments, CHUNK, FEW_ROWS, MOST_CACHE_WIDTH, MOST_EXPERTS, MOST_KEPT, QUERIES, ROUTER_PARTS,
+};
 use nccl::NcclRank;
 use peerlane::device::cuda::{memory, Entered, Function, Stream, StreamRef};
 
@@ -80,11 +87,15 @@ struct Scratch {
     /// What each chunk of keys makes of each query, and the sums that they are weighted with.
     parts: Slice,
     stats: Slice,
-    /// The inner layer of the MLP that every row goes through: both factors, and their product.
-    factors: Slice,
+    /// The inner layer of the MLP that every row goes through.
     product: Slice,
     /// The same product of every row and expert.
     inner: Slice,
+    /// Parts of the router's logits, and how many of its blocks are done.
+    logits: Slice,
+    arrived: Slice,
+    /// Matrices on their way to being turned.
+    turning: Slice,
     /// Pairs by expert.
     slots: Slice,
     order: Slice,
@@ -115,6 +126,8 @@ pub struct Cuda {
     limits: Limits,
     gpu: Arc<Gpu>,
     meeting: Arc<Meeting>,
+    /// Whether kernels of this rank may be waiting for other ranks: since [`work_together`](Self::work_together).
+    together: bool,
 }
 
 impl Cuda {
@@ -147,9 +160,11 @@ impl Cuda {
             turns: take(sizes.turns)?,
             parts: take(sizes.parts)?,
             stats: take(sizes.stats)?,
-            factors: take(sizes.factors)?,
-            product: take(sizes.factors / 2)?,
+            product: take(sizes.product)?,
             inner: take(sizes.inner)?,
+            logits: take(4 * ROUTER_PARTS * FEW_ROWS * config.n_routed_experts)?,
+            arrived: take(4)?,
+            turning: take(sizes.turning)?,
             slots: take(4 * (2 * config.n_routed_experts + 2))?,
             order: take(4 * limits.rows * config.num_experts_per_tok)?,
             keys: take(8 * limits.rows)?,
@@ -186,13 +201,15 @@ impl Cuda {
             limits,
             gpu,
             meeting,
+            together: false,
         })
     }
 
     /// Bytes that a rank takes beside weights, caches and activations.
     pub fn own_bytes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> u64 {
         let sizes = sizes(config, rank, ranks, limits);
-        let scratch = sizes.turns + sizes.parts + sizes.stats + sizes.factors * 3 / 2 + sizes.inner;
+        let scratch =
+            sizes.turns + sizes.parts + sizes.stats + sizes.product + sizes.inner + sizes.turning;
         // A piece of the arena that is not full, the tails of caches, and what the driver keeps of a rank's graphs.
         let tail = config.num_hidden_layers * CHUNK * config.cache_width() * 2;
         (scratch + tail + blas::WORKSPACE + 2 * arena::PIECE + (96 << 20)) as u64
@@ -243,18 +260,56 @@ impl Cuda {
         unsafe { gpu::launch(&self.enter()?, self.stream(), kernel, arguments) }
     }
 
+    /// Set-up is over: from here on no rank allocates, and what may wait for the GPU is done [`quietly`](Self::quietly).
+    pub fn work_together(&mut self) -> Result<()> {
+        self.stream.synchronize()?;
+        self.meeting.wait()?;
+        self.together = true;
+        Ok(())
+    }
+
+    /// Does `work` while no kernel of any rank of this process is under way; all ranks call it at the same places.
+    ///
+    /// Ranks that share a GPU may not do otherwise with anything but launches, and waits for their own stream. A copy from or to
+    /// pageable memory, making or freeing memory, loading a kernel, instantiating, uploading or freeing a graph may each wait
+    /// for all that the GPU has been given, or stand in a queue that all streams share. There may be an all-reduce of another
+    /// rank, which waits for this rank's, which this thread cannot launch as long as it waits here.
+    ///
+    /// Why this is enough: a rank comes to the first meeting when its stream is empty, so after it every all-reduce that was
+    /// launched has ended; none is launched before the second meeting, to which a rank comes when its work is done.
+    fn quietly<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        if !self.together {
+            return work();
+        }
+        self.stream.synchronize()?;
+        self.meeting.wait()?;
+        let done = work()?;
+        self.meeting.wait()?;
+        Ok(done)
+    }
+
+    /// Memory of this rank's; only while ranks are set up.
+    fn take(&mut self, bytes: usize) -> Result<Slice> {
+        ensure!(!self.together, "allocating {bytes} bytes while other ranks may wait for this one");
+        self.arena.take(bytes)
+    }
+
     fn read_bytes(&self, slice: &Slice, bytes: usize) -> Result<Vec<u8>> {
         ensure!(bytes <= slice.bytes(), "reading {bytes} bytes of {}", slice.bytes());
         let mut data = vec![0; bytes];
-        // SAFETY: the slice holds as many bytes.
-        unsafe { memory::read(&self.enter()?, slice.ptr(), &mut data, self.stream()) }?;
+        self.quietly(|| {
+            // SAFETY: the slice holds as many bytes.
+            Ok(unsafe { memory::read(&self.enter()?, slice.ptr(), &mut data, self.stream()) }?)
+        })?;
         Ok(data)
     }
 
     fn write_bytes(&self, slice: &Slice, data: &[u8]) -> Result<()> {
         ensure!(data.len() <= slice.bytes(), "writing {} bytes to {}", data.len(), slice.bytes());
-        // SAFETY: the slice holds as many bytes.
-        Ok(unsafe { memory::write(&self.enter()?, slice.ptr(), data, self.stream()) }?)
+        self.quietly(|| {
+            // SAFETY: the slice holds as many bytes.
+            Ok(unsafe { memory::write(&self.enter()?, slice.ptr(), data, self.stream()) }?)
+        })
     }
 }
 
@@ -270,8 +325,9 @@ struct Sizes {
     turns: usize,
     parts: usize,
     stats: usize,
-    factors: usize,
+    product: usize,
     inner: usize,
+    turning: usize,
 }
 
 fn sizes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> Sizes {
@@ -286,8 +342,9 @@ fn sizes(config: &Config, rank: usize, ranks: usize, limits: &Limits) -> Sizes {
         turns: limits.length * config.qk_rope_head_dim * 4,
         parts: queries * config.kv_lora_rank * 4,
         stats: queries * 2 * 4,
-        factors: limits.rows * 2 * widest * 2,
+        product: limits.rows * widest * 2,
         inner: pairs * width(config.moe_intermediate_size) * 2,
+        turning: heads * config.qk_nope_head_dim * config.kv_lora_rank * 2,
     }
 }
 
@@ -296,7 +353,7 @@ fn check(config: &Config) -> Result<()> {
     for (key, value, multiple) in [
         ("hidden_size", config.hidden_size, 8),
         ("q_lora_rank", config.q_lora_rank, 8),
-        ("kv_lora_rank", config.kv_lora_rank, 16),
+        ("kv_lora_rank", config.kv_lora_rank, 32),
         ("qk_rope_head_dim", config.qk_rope_head_dim, 16),
     ] {
         ensure!(

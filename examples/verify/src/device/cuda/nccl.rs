@@ -20,6 +20,19 @@ type Code = c_int;
 #[repr(C)]
 pub struct UniqueId([u8; 128]);
 
+impl UniqueId {
+    /// As it travels to another process.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.to_vec()
+    }
+
+    /// What another process's [`bytes`](Self::bytes) stand for.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bytes = bytes.try_into();
+        Ok(UniqueId(bytes.map_err(|_| anyhow!("an NCCL id that is not 128 bytes long"))?))
+    }
+}
+
 macro_rules! functions {
     ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
         #[allow(non_snake_case)]

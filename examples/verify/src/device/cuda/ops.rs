@@ -1,122 +1,24 @@
 //! The operations of a pass, each one or a few launches.
 
-use super::arena::Slice;
 use super::blas::{Matrix, Product};
-use super::launch::{Accept, AddNorm, Choose, Embed, Fill, Latents, Route, Stamp, CHUNK};
+use super::few::few;
+use super::host::{long_words, size, words};
+use super::launch::{Accept, Choose, Embed, Latents, Stamp, CHUNK};
 use super::{Buffer, Chosen, Cuda, DeviceBatch, Weight, MOST_STAMPS};
 use crate::batch::Batch;
 use crate::device::{Device, Experts, Routed};
 use crate::reduce::{AllReduce, Over};
 use crate::shard::Dims;
 use crate::stamp::{Kind, Part, Times};
-use crate::weights::{Drawn, Part as Tensor, Random};
-use anyhow::{bail, ensure, Context as _, Result};
-use half::bf16;
+use crate::weights::{Part as Tensor, Random};
+use anyhow::{bail, ensure, Result};
 use peerlane::comm::{AddRmsNorm, Communicator};
 use peerlane::device::cuda::memory;
 use peerlane::{DType, Op};
 
-fn size(wide: bool) -> usize {
-    if wide {
-        size_of::<f32>()
-    } else {
-        size_of::<bf16>()
-    }
-}
-
-fn bytes_of(values: &[f32], wide: bool) -> Vec<u8> {
-    match wide {
-        true => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        false => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-    }
-}
-
-fn words(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes))
-}
-
-fn long_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
-    bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes))
-}
-
-/// A matrix that stands alone.
-fn alone(ptr: u64, row: usize) -> Matrix {
-    Matrix { ptr, row, step: 0 }
-}
-
 /// Blocks of a kernel that strides over `count` elements, `each` by a block.
 pub(super) fn striding(count: usize, each: usize) -> u32 {
     count.div_ceil(each).clamp(1, 4096) as u32
-}
-
-impl Cuda {
-    pub(super) fn multiply(&self, product: &Product) -> Result<()> {
-        // SAFETY: as for launches: slices of this rank's, or of weights that it holds, as large as the shapes say.
-        unsafe { self.products.multiply(&self.enter()?, product) }
-    }
-
-    /// `out = x w^T`, where rows of `w` are the outputs.
-    pub(super) fn product(
-        &self,
-        x: u64,
-        w: &Weight,
-        out: u64,
-        rows: usize,
-        wide: bool,
-    ) -> Result<()> {
-        self.multiply(&Product {
-            rows,
-            inner: w.columns,
-            columns: w.rows,
-            left: alone(x, w.columns),
-            right: alone(w.memory.ptr(), w.columns),
-            transposed: true,
-            out: alone(out, w.rows),
-            wide,
-            count: 1,
-        })
-    }
-
-    fn norm(
-        &self,
-        x: u64,
-        residual: &Slice,
-        gamma: &Weight,
-        eps: f32,
-        out: &Slice,
-        rows: usize,
-    ) -> Result<()> {
-        let arguments = AddNorm {
-            blocks: rows as u32,
-            width: gamma.columns as u32,
-            x,
-            residual: residual.ptr(),
-            gamma: gamma.memory.ptr(),
-            out: out.ptr(),
-            eps,
-            unused: 0,
-        };
-        self.launch(&self.gpu.kernels.add_norm, &arguments)
-    }
-
-    /// An all-reduce in place, queued or recorded.
-    fn reduce(&self, over: Over, ptr: u64, count: usize, dtype: DType, op: Op) -> Result<()> {
-        let entered = self.enter()?;
-        if over.by == AllReduce::Nccl {
-            let nccl = self.nccl.as_ref().context("this rank has not joined NCCL")?;
-            // SAFETY: a slice of this rank's, as large as `count` says, that lives as long as the rank and its graphs.
-            return unsafe { nccl.all_reduce(&entered, self.stream(), ptr, count, dtype, op) };
-        }
-        let (data, stream) = (ptr as *mut std::ffi::c_void, self.stream().as_raw());
-        // SAFETY: as above; in place.
-        Ok(unsafe { over.comm.all_reduce_cuda(data, data, count, dtype, op, stream, None) }?)
-    }
-
-    pub(super) fn check(&self, buffer: &Buffer, elements: usize) -> Result<()> {
-        let held = buffer.memory.bytes() / size(buffer.wide);
-        ensure!(elements <= held, "{elements} elements of a buffer of {held}");
-        Ok(())
-    }
 }
 
 impl Device for Cuda {
@@ -126,40 +28,15 @@ impl Device for Cuda {
     type Routing = Chosen;
 
     fn weight(&mut self, values: Vec<f32>, columns: usize, wide: bool) -> Result<Weight> {
-        let rows = values.len() / columns.max(1);
-        let memory = self.arena.take(values.len() * size(wide))?;
-        self.write_bytes(&memory, &bytes_of(&values, wide))?;
-        Ok(Weight { memory, rows, columns })
+        self.weight_of(&values, columns, wide)
     }
 
     fn random_weight(&mut self, random: &Random, parts: &[Tensor], wide: bool) -> Result<Weight> {
-        let columns = parts[0].columns.len();
-        let rows: usize = parts.iter().map(|part| part.rows.len()).sum();
-        let memory = self.arena.take(rows * columns * size(wide))?;
-        let mut out = memory.ptr();
-        for part in parts {
-            let Drawn { key, centre, reach } = random.drawn(part);
-            let count = part.rows.len() * columns;
-            let arguments = Fill {
-                blocks: striding(count, 256 * 8),
-                wide: wide.into(),
-                out,
-                key,
-                first: (part.rows.start * part.shape[1] + part.columns.start) as u64,
-                columns: columns as u64,
-                between: part.shape[1] as u64,
-                count: count as u64,
-                centre,
-                reach,
-            };
-            self.launch(&self.gpu.kernels.fill, &arguments)?;
-            out += (count * size(wide)) as u64;
-        }
-        Ok(Weight { memory, rows, columns })
+        self.drawn(random, parts, wide)
     }
 
     fn buffer(&mut self, elements: usize, wide: bool) -> Result<Buffer> {
-        let memory = self.arena.take(elements * size(wide))?;
+        let memory = self.take(elements * size(wide))?;
         // SAFETY: the slice is this buffer's.
         unsafe { memory::fill(&self.enter()?, memory.ptr(), 0, memory.bytes(), self.stream()) }?;
         Ok(Buffer { memory, wide })
@@ -171,39 +48,24 @@ impl Device for Cuda {
     }
 
     fn batch(&mut self, batch: &Batch) -> Result<DeviceBatch> {
-        self.batches.load(&self.enter()?, self.stream(), batch)
+        self.quietly(|| self.batches.load(&self.enter()?, self.stream(), batch))
     }
 
     fn routing(&mut self, rows: usize) -> Result<Chosen> {
         let bytes = 4 * rows * self.dims.experts_per_token;
-        Ok(Chosen { experts: self.arena.take(bytes)?, weights: self.arena.take(bytes)? })
+        Ok(Chosen { experts: self.take(bytes)?, weights: self.take(bytes)? })
     }
 
     fn read(&mut self, buffer: &Buffer, elements: usize) -> Result<Vec<f32>> {
-        let bytes = self.read_bytes(&buffer.memory, elements * size(buffer.wide))?;
-        Ok(match buffer.wide {
-            true => words(&bytes).map(f32::from_bits).collect(),
-            false => {
-                let halves = bytes.as_chunks().0.iter();
-                halves.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect()
-            }
-        })
+        self.floats(buffer, elements)
     }
 
     fn read_routing(&mut self, routing: &Chosen, rows: usize) -> Result<Routed> {
-        let bytes = 4 * rows * self.dims.experts_per_token;
-        let experts = self.read_bytes(&routing.experts, bytes)?;
-        let weights = self.read_bytes(&routing.weights, bytes)?;
-        Ok(Routed {
-            experts: words(&experts).collect(),
-            weights: words(&weights).map(f32::from_bits).collect(),
-        })
+        self.routed(routing, rows)
     }
 
     fn write_routing(&mut self, routing: &mut Chosen, routed: &Routed) -> Result<()> {
-        let experts: Vec<u8> = routed.experts.iter().flat_map(|e| e.to_le_bytes()).collect();
-        self.write_bytes(&routing.experts, &experts)?;
-        self.write_bytes(&routing.weights, &bytes_of(&routed.weights, true))
+        self.put_routed(routing, routed)
     }
 
     fn read_chosen(&mut self, rows: usize) -> Result<Vec<u32>> {
@@ -281,7 +143,73 @@ impl Device for Cuda {
     fn linear(&mut self, x: &Buffer, w: &Weight, out: &mut Buffer, rows: usize) -> Result<()> {
         self.check(x, rows * w.columns)?;
         self.check(out, rows * w.rows)?;
-        self.product(x.memory.ptr(), w, out.memory.ptr(), rows, out.wide)
+        match few(rows, w.columns) {
+            true => self.product_of_few(x, w, out, rows),
+            false => self.product(x.memory.ptr(), w, out.memory.ptr(), rows, out.wide),
+        }
+    }
+
+    fn latents_and_queries(
+        &mut self,
+        fused: &Buffer,
+        (query_gamma, key_gamma): (&Weight, &Weight),
+        eps: f32,
+        batch: &DeviceBatch,
+        query_latent: &mut Buffer,
+        cache: &mut Buffer,
+        query_up: &Weight,
+        q: &mut Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        if few(rows, query_up.columns) {
+            return self.queries_of_few(
+                fused,
+                (query_gamma, key_gamma),
+                eps,
+                batch,
+                cache,
+                query_up,
+                q,
+            );
+        }
+        self.latents(fused, query_gamma, key_gamma, eps, batch, query_latent, cache)?;
+        self.linear(query_latent, query_up, q, rows)
+    }
+
+    fn attend_to_values(
+        &mut self,
+        queries: &Buffer,
+        cache: &Buffer,
+        batch: &DeviceBatch,
+        attended: &mut Buffer,
+        value_up: &Weight,
+        out: &mut Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        if self.attend_by_few(queries, cache, batch, value_up, out)? {
+            return Ok(());
+        }
+        self.attend(queries, cache, batch, attended)?;
+        self.values(attended, value_up, out, rows)
+    }
+
+    fn gate_and_route(
+        &mut self,
+        x: &Buffer,
+        (gate, bias): (&Weight, &Weight),
+        logits: &mut Buffer,
+        routing: &mut Chosen,
+        rows: usize,
+    ) -> Result<()> {
+        if few(rows, gate.columns) {
+            return self.route_few(x, (gate, bias), routing, rows);
+        }
+        self.linear(x, gate, logits, rows)?;
+        self.route(logits, bias, routing, rows)
+    }
+
+    fn turned(&mut self, w: Weight, rows: usize) -> Result<Weight> {
+        self.turn_over(w, rows)
     }
 
     fn latents(
@@ -361,18 +289,7 @@ impl Device for Cuda {
         routing: &mut Chosen,
         rows: usize,
     ) -> Result<()> {
-        let arguments = Route {
-            blocks: rows as u32,
-            experts: self.dims.experts as u32,
-            groups: self.router.groups as u32,
-            kept_groups: self.router.kept_groups as u32,
-            kept: self.dims.experts_per_token as u32,
-            scale: self.router.scale,
-            logits: logits.memory.ptr(),
-            bias: bias.memory.ptr(),
-            chosen: routing.experts.ptr(),
-            weights: routing.weights.ptr(),
-        };
+        let arguments = self.route_arguments(logits.memory.ptr(), bias, routing, rows);
         self.launch(&self.gpu.kernels.route, &arguments)
     }
 

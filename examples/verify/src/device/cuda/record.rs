@@ -5,7 +5,7 @@ use super::Cuda;
 use crate::device::Recorder;
 use crate::stamp::{Kind, Part, Times};
 use anyhow::{ensure, Context as _, Result};
-use peerlane::device::cuda::{Capture, CaptureMode, Event, GraphExec, Stream};
+use peerlane::device::cuda::{Capture, CaptureMode, Event, Graph, GraphExec, Stream};
 use std::sync::Arc;
 
 /// A recording under way.
@@ -15,6 +15,12 @@ pub struct Recording {
     capture: Capture<'static>,
 }
 
+/// A pass that was recorded and cannot be replayed yet.
+pub struct Captured {
+    graph: Graph,
+    stamps: Vec<(Kind, Part)>,
+}
+
 /// A graph of a pass.
 pub struct Recorded {
     exec: GraphExec,
@@ -22,6 +28,7 @@ pub struct Recorded {
 }
 
 impl Recorder for Cuda {
+    type Captured = Captured;
     type Recorded = Recorded;
 
     fn record(&mut self, stamps: bool) -> Result<()> {
@@ -39,12 +46,24 @@ impl Recorder for Cuda {
         Ok(())
     }
 
-    fn recorded(&mut self) -> Result<Recorded> {
+    fn recorded(&mut self) -> Result<Captured> {
         let recording = self.recording.take().context("nothing is being recorded")?;
-        let exec = recording.capture.end()?.instantiate()?;
-        exec.upload(&self.enter()?, self.stream())?;
-        self.stream.synchronize()?;
-        Ok(Recorded { exec, stamps: recording.stamps.unwrap_or_default() })
+        let graph = recording.capture.end()?;
+        Ok(Captured { graph, stamps: recording.stamps.unwrap_or_default() })
+    }
+
+    /// When no rank of the process captures any more: NCCL's calls in a capture, and captures themselves, do not go with another
+    /// thread's instantiating.
+    fn ready(&mut self, captured: Vec<Captured>) -> Result<Vec<Recorded>> {
+        self.quietly(|| {
+            let ready = |Captured { graph, stamps }| {
+                let exec = graph.instantiate()?;
+                exec.upload(&self.enter()?, self.stream())?;
+                self.stream.synchronize()?;
+                Ok(Recorded { exec, stamps })
+            };
+            captured.into_iter().map(ready).collect()
+        })
     }
 
     fn time(&mut self, recorded: &Recorded, times: usize) -> Result<Vec<f64>> {

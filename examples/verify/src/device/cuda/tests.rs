@@ -1,9 +1,11 @@
 //! The kernels, as functions of the host, against the host's own arithmetic.
 
-use super::launch::{Accept, Dispatch, Fill, Route, Rows, SIZES};
+use super::launch::{
+    Accept, Dispatch, Fill, Route, Router, Rows, ROUTER_EXPERTS, ROUTER_PARTS, SIZES,
+};
 use crate::batch::{Batch, Draft};
 use crate::config::Config;
-use crate::device::cpu::router::Router;
+use crate::device::cpu::router as cpu;
 use crate::weights::{Drawn, Part, Random};
 use half::bf16;
 use std::ffi::{c_void, CString};
@@ -87,8 +89,10 @@ fn rows_go_to_the_experts_that_the_host_picks() {
         let bias: Vec<f32> = (0..experts).map(|_| draw(-3, 3)).collect();
         let (chosen, weights) = (vec![0u32; rows * kept], vec![0f32; rows * kept]);
         let arguments = Route {
-            blocks: rows as u32,
+            blocks: rows.div_ceil(8) as u32,
+            rows: rows as u32,
             experts: experts as u32,
+            unused: 0,
             groups: config.n_group as u32,
             kept_groups: config.topk_group as u32,
             kept: kept as u32,
@@ -98,8 +102,8 @@ fn rows_go_to_the_experts_that_the_host_picks() {
             chosen: address(&chosen),
             weights: address(&weights),
         };
-        run(verify_standin::standin_route, &arguments);
-        let router = Router::new(&config);
+        run(verify_standin::standin_choice, &arguments);
+        let router = cpu::Router::new(&config);
         let (mut picked, mut weighed) = (vec![0; kept], vec![0.0; kept]);
         for row in 0..rows {
             router.route(&logits[row * experts..][..experts], &bias, &mut picked, &mut weighed);
@@ -131,6 +135,61 @@ fn rows_go_to_the_experts_that_the_host_picks() {
         let mut wanted: Vec<(u32, u32)> = chosen.iter().copied().zip(0..).collect();
         wanted.sort_unstable();
         assert_eq!(seen, wanted, "{name}");
+    }
+}
+
+/// Few rows in one launch: the last block routes by what the others have left, and leaves the counter as it was.
+#[test]
+fn the_router_of_few_rows_picks_by_its_own_logits() {
+    let config = Config::preset("small").unwrap();
+    let (experts, kept, hidden) = (config.n_routed_experts, config.num_experts_per_tok, 136);
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut draw = |n: usize| -> Vec<bf16> {
+        (0..n).map(|_| bf16::from_f32(random.i32(-8..8) as f32 / 8.0)).collect()
+    };
+    let gate = draw(experts * hidden);
+    let bias = vec![0f32; experts];
+    for rows in [1, 8, 9, 16] {
+        let x = draw(rows * hidden);
+        let logits = vec![0f32; ROUTER_PARTS * rows * experts];
+        let (chosen, weights) = (vec![0u32; rows * kept], vec![0f32; rows * kept]);
+        let arrived = [0u32];
+        let route = Route {
+            blocks: 0,
+            rows: rows as u32,
+            experts: experts as u32,
+            groups: config.n_group as u32,
+            kept_groups: config.topk_group as u32,
+            kept: kept as u32,
+            unused: 0,
+            scale: config.routed_scaling_factor,
+            logits: address(&logits),
+            bias: address(&bias),
+            chosen: address(&chosen),
+            weights: address(&weights),
+        };
+        let arguments = Router {
+            blocks: (experts.div_ceil(ROUTER_EXPERTS) * ROUTER_PARTS) as u32,
+            hidden: hidden as u32,
+            route,
+            x: address(&x),
+            gate: address(&gate),
+            arrived: address(&arrived),
+        };
+        run(verify_standin::standin_router, &arguments);
+        let left = std::hint::black_box(&arrived)[0];
+        assert_eq!(left, 0);
+        let router = cpu::Router::new(&config);
+        let (mut picked, mut weighed) = (vec![0; kept], vec![0.0; kept]);
+        for row in 0..rows {
+            let dot = |e: usize| -> f32 {
+                let (x, w) = (&x[row * hidden..][..hidden], &gate[e * hidden..][..hidden]);
+                x.iter().zip(w).map(|(x, w)| x.to_f32() * w.to_f32()).sum()
+            };
+            let logits: Vec<f32> = (0..experts).map(dot).collect();
+            router.route(&logits, &bias, &mut picked, &mut weighed);
+            assert_eq!(chosen[row * kept..][..kept], picked, "row {row} of {rows}");
+        }
     }
 }
 
