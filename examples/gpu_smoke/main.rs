@@ -1,5 +1,6 @@
 //! Runs the library on real GPUs and compares with the CPU device: `gpu_smoke [virtual|fused|probe|enqueue|faults|processes|multi]...`,
-//! everything but `multi` without arguments; that takes two GPUs or more. One line per check, `PASS` or `FAIL`; the exit status is 1 if any failed.
+//! everything but `multi` without arguments; that takes two GPUs or more, and `multi-results` and `multi-kills` are its halves. One line per
+//! check, `PASS` or `FAIL`; the exit status is 1 if any failed.
 #![allow(clippy::print_stdout)]
 
 mod enqueue;
@@ -11,6 +12,7 @@ mod rows;
 mod support;
 mod virtual_ranks;
 
+use processes::Part;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -59,9 +61,13 @@ fn main() -> ExitCode {
     if wanted("processes") {
         processes::run();
     }
-    if arguments.iter().any(|a| a == "multi") {
+    let asked = |part: &str| arguments.iter().any(|a| a == "multi" || a == part);
+    if asked("multi-results") {
         virtual_ranks::run_on_all_gpus();
-        processes::run_on_all_gpus();
+        processes::run_on_all_gpus(Part::Results);
+    }
+    if asked("multi-kills") {
+        processes::run_on_all_gpus(Part::Kills);
     }
     match FAILED.load(Ordering::Relaxed) {
         0 => {
