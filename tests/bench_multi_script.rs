@@ -47,20 +47,30 @@ fn both_lanes_are_measured_a_rank_on_each_gpu_beside_nccl() {
         for mode in ["bare", "between"] {
             for schedule in ["auto", "one_shot", "two_shot"] {
                 let begins = format!("{lane},{mode},2,{schedule},");
-                let rows: Vec<&str> =
-                    table.lines().filter(|line| line.starts_with(&begins)).collect();
-                assert_eq!(rows.len(), 2, "{begins}\n{table}");
-                // Everything was compared with the oracle, and NCCL stands beside what is chosen.
-                for row in rows {
-                    let cells: Vec<&str> = row.split(',').collect();
-                    assert_eq!(cells[8], "0", "{row}");
-                    assert_eq!(cells[11].starts_with("NCCL"), schedule == "auto", "{row}");
+                let cells = |line: &'_ str| line.split(',').map(str::to_owned).collect::<Vec<_>>();
+                let rows: Vec<_> =
+                    table.lines().filter(|l| l.starts_with(&begins)).map(cells).collect();
+                // Everything was compared with the oracle, and NCCL stands beside what is chosen, with both protocols.
+                let kinds: &[&str] = if schedule == "auto" { &["default", "LL"] } else { &[""] };
+                for kind in kinds {
+                    let rows = rows.iter().filter(|c| c[12].is_empty() && c[13] == *kind);
+                    assert_eq!(rows.count(), 2, "{begins} {kind}\n{table}");
+                }
+                for row in &rows {
+                    assert_eq!(row[8], "0", "{row:?}");
+                    assert_eq!(row[11].starts_with("NCCL"), schedule == "auto", "{row:?}");
                 }
             }
         }
     }
+    for protocol in ["sentinel", "flagged"] {
+        assert!(text.contains(&format!("staged, bare, one_shot/{protocol}: 1024: ")), "{text}");
+    }
+    let row = format!("{:<8}{:<9}{:>9}", "staged", "between", 1024);
+    assert!(text.lines().any(|line| line.starts_with(&row)), "{text}");
     let kept = std::fs::read_to_string(folder.join("out/multi.txt")).unwrap();
     assert!(text.contains(kept.trim_end()), "{kept}");
+    assert_eq!(std::fs::read_dir(folder.join("out")).unwrap().count(), 4);
 }
 
 #[test]
@@ -69,10 +79,31 @@ fn a_failed_check_or_a_wrong_result_is_told_and_is_the_exit_status() {
     let script = carried("multi-smoke", &format!("{failing}'; exit '1"));
     let (output, text) = run(&script, &[("PEERLANE_NCCL_LIB", "/nowhere/libnccl.so.2")]);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("rubbish") && text.contains("WRONG: gpu_smoke multi failed"), "{text}");
+    assert!(
+        text.contains("rubbish") && text.contains("WRONG: gpu_smoke multi-results failed"),
+        "{text}"
+    );
 
     let map = gpu_tool::kernels_that_do_nothing();
     let (output, text) = run(&carried("multi-wrong", PASSED), &[("FAKECUDA_KERNEL_MAP", &map)]);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("elements were wrong"), "{text}");
+}
+
+#[test]
+fn a_part_that_hangs_is_ended_and_the_others_run() {
+    let folder = carried("multi-hangs", "'; sleep 1000; exit '0");
+    let output = Command::new("python3")
+        .arg(folder.join("bench-multi"))
+        .args(["--ranks", "2", "--calls", "3", "--batches", "2", "--sizes", "1024"])
+        .args(["--parts", "results,times", "--seconds", "60", "--out"])
+        .arg(folder.join("out"))
+        .envs(gpu_tool::fake())
+        .env("PEERLANE_RUN_DIR", folder.join("run"))
+        .output()
+        .unwrap();
+    let text = tool::text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("WRONG: gpu_smoke multi-results was not done in its time"), "{text}");
+    assert!(text.contains("direct, bare, auto: 1024: "), "{text}");
 }
