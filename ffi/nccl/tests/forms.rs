@@ -327,10 +327,10 @@ fn revoking_ends_every_wait_and_what_is_revoked_serves_no_more() {
         // The control is in here: until the revocation it waits.
         wait_for_ever(&r, comm, &gpu, &buffer);
         r.tell(&format!("waiting-{}", r.rank));
-    } else {
-        r.wait_for("waiting-0");
-        r.wait_for("waiting-2");
     }
+    // All of them: the first to revoke would end the wait that another has only begun.
+    r.wait_for("waiting-0");
+    r.wait_for("waiting-2");
     unsafe { assert_eq!((r.api.ncclCommRevoke)(comm, 0), ncclSuccess) };
     assert_eq!(r.nccl_calls("ncclCommRevoke"), 1);
     if r.rank != 1 {
