@@ -71,40 +71,54 @@ PL_FN void scale_pack(const dev::Raw& r, float scale, const dev::Raw& gamma, flo
   out.flush();
 }
 
-// A thread has loads of up to BATCH packs in flight: waiting for each alone, a row of 7168 would take four times as
-// long. A row that one batch of 256 threads holds keeps r in registers from the first pass to the second.
+// A thread has loads of up to BATCH packs in flight, gamma's among them: waiting for each alone, a row of 7168 would
+// take several times as long. Where one batch of all threads holds the row, r and gamma stay in registers from the
+// first pass to the second.
 template <class D>
 PL_FN void add_rms_norm_row(const pl_step& a, uint64_t row) {
   constexpr uint32_t BATCH = dev::BATCH;
-  const uint32_t packs = uint32_t(a.width) / elements<D>();
+  const uint32_t packs = uint32_t(a.width) / elements<D>(), stride = dev::threads();
+  const bool kept = BATCH > 1 && packs <= BATCH * stride && packs <= dev::ITEMS_AT_ONCE;
   const NormRow at(a, row * packs);
-  dev::Raw sum[BATCH], r[BATCH];
+  dev::Raw sum[BATCH], r[BATCH], gamma[BATCH];
   const float squares = dev::sum_over_lanes(
       packs,
       [&](uint32_t k, uint32_t p) {
         load_pack<D>(sum[k], at.output, p);
         load_pack<D>(r[k], at.residual, p);
+        if (kept) load_pack<D>(gamma[k], at.gamma, p);
       },
       [&](uint32_t k, uint32_t p) {
         return add_pack<D>(sum[k], r[k], at.residual_out + uint64_t(p) * PL_PACK_BYTES, r[k]);
       });
   const float scale = 1.0f / dev::square_root(squares / float(a.width) + a.eps);
-  const bool kept = BATCH > 1 && dev::threads() == dev::LANES && packs <= BATCH * dev::LANES;
-  const uint32_t stride = dev::threads();
   PL_ROLL
   for (uint32_t first = dev::tid(); first < packs; first += stride * BATCH) {
-    dev::Raw gamma[BATCH];
     PL_EACH
     for (uint32_t k = 0; k < BATCH; ++k) {
       const uint32_t p = first + k * stride;
-      if (p < packs) load_pack<D>(gamma[k], at.gamma, p);
-      if (p < packs && !kept) load_pack<D>(r[k], at.residual_out, p);
+      if (kept || p >= packs) continue;
+      load_pack<D>(gamma[k], at.gamma, p);
+      load_pack<D>(r[k], at.residual_out, p);
     }
     PL_EACH
     for (uint32_t k = 0; k < BATCH; ++k) {
       const uint32_t p = first + k * stride;
       if (p < packs) scale_pack<D>(r[k], scale, gamma[k], a.weight_bias, at.output + uint64_t(p) * PL_PACK_BYTES);
     }
+  }
+}
+
+// What the norm of the first row is going to read, while a step waits for its peers.
+template <class D>
+PL_FN void prefetch_norm(const pl_step& a) {
+  const uint32_t packs = uint32_t(a.width) / elements<D>();
+  if (dev::HOST || dev::block() >= a.rows) return;
+  const NormRow at(a, uint64_t(dev::block()) * packs);
+  PL_ROLL
+  for (uint32_t p = dev::tid(); p < packs; p += dev::threads()) {
+    dev::prefetch(at.residual + uint64_t(p) * PL_PACK_BYTES);
+    dev::prefetch(at.gamma + uint64_t(p) * PL_PACK_BYTES);
   }
 }
 

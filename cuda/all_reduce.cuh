@@ -74,6 +74,7 @@ PL_FN bool run_phases(TableStep& s) {
     s.phase = p;
     if (ph.sends) PL_ROLL
     for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) push_chunk<D, P>(s, ph, c);
+    if (p == 0) land_rearmed(s);
     if (ph.folds) PL_ROLL
     for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) PL_ROLL
     for (uint32_t f = ph.fold0; f < uint32_t(ph.fold0 + ph.folds); ++f)
@@ -94,13 +95,13 @@ template <class D, class P, bool HOT, uint32_t K>
 PL_FN void all_reduce(const pl_args& a) {
   if (a.step.count == 0) return;  // an empty call is no step: no rank sends, waits or counts
   TableStep s(a, (a.step.count + elements<D>() - 1) / elements<D>(), 0);
-  if (begin(s) == Entry::Refused) {
+  if (PL_UNLIKELY(begin(s) == Entry::Refused)) {
     fill_own<D>(s);
     return;
   }
   bool ok = may_run(s);
   if (ok) ok = run_phases<D, P, HOT, K>(s);
-  end<D>(s, ok, P::REARMS, [&] { fill_own<D>(s); });
+  end<D>(s, ok, [&] { fill_own<D>(s); });
 }
 
 // One step of the fused operation: an all-reduce whose tiles are rows, and then every block norms the rows that it has
@@ -111,15 +112,15 @@ template <class D, class P, uint32_t K>
 PL_FN void all_reduce_add_rms_norm(const pl_args& a) {
   if (a.step.rows == 0) return;
   TableStep s(a, a.step.width / elements<D>(), a.step.rows);
-  if (begin(s) == Entry::Refused) {
+  if (PL_UNLIKELY(begin(s) == Entry::Refused)) {
     fill_own<D>(s);
     return;
   }
   bool ok = may_run(s);
   if (ok) ok = run_phases<D, P, true, K>(s);
   // The barrier in here also puts all threads' parts of the sums before what the norm reads.
-  if (!dev::any_in_block(!ok)) add_rms_norm<D>(a.step);
-  end<D>(s, ok, P::REARMS, [&] { fill_own<D>(s); });
+  if (PL_LIKELY(!dev::any_in_block(!ok))) add_rms_norm<D>(a.step);
+  end<D>(s, ok, [&] { fill_own<D>(s); });
 }
 
 }  // namespace PL_NAMESPACE

@@ -3,20 +3,25 @@
 // This is the only file that spells inline PTX, memory orders or compiler intrinsics. Every access to memory that a
 // peer also touches goes through it. A back end supplies, in this namespace:
 //
-//   PL_FN                  how a function is declared
+//   PL_FN PL_COLD          how a function is declared; one that is hardly ever called, and then apart from the others:
+//                          the instructions of a step are fetched anew by every launch, and what stands between those
+//                          that are executed is fetched with them
+//   PL_LIKELY PL_UNLIKELY  which way a branch goes
 //   PL_UNROLL PL_EACH PL_ROLL   loops over the elements of a strip, over the operands of a fold, and all others: on a
 //                          GPU the first two must be unrolled to stay in registers, the third must not, for its size
 //   STRIP                  packs that one thread handles at once: 1 keeps them in registers, more lets loops vectorise
 //   tid threads block blocks   where this thread stands; on a CPU constants, so that strided loops fold away
-//   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole
+//   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole;
+//                          those that end in _if do so only if their first argument says so
 //   Raw In Out             a strip of wire data, element access to it, and an output strip
 //   pack_load pack_store   whole packs of the caller's memory, aligned
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
-//   LANES BATCH sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
-//   local_*, enter, leave, claim, arrive*   words of the rank's own memory that its blocks (and its host) share
-//   now_ns pause launch_id square_root
+//   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
+//   prefetch               a line that is going to be read
+//   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
+//   (and its host) share now_ns pause launch_id square_root
 //
 // -DPL_DEV_BACKEND='"file"' replaces the CPU back end by the one in that file.
 #ifndef PEERLANE_DEV_CUH
@@ -34,6 +39,9 @@
 #define PL_NAMESPACE peerlane
 #endif
 
+#define PL_LIKELY(x) (__builtin_expect(!!(x), 1))
+#define PL_UNLIKELY(x) (__builtin_expect(!!(x), 0))
+
 #if defined(PL_DEV_BACKEND)
 #include PL_DEV_BACKEND
 #elif defined(__CUDACC__)
@@ -42,6 +50,7 @@ namespace PL_NAMESPACE {
 namespace dev {
 
 #define PL_FN __device__ __forceinline__
+#define PL_COLD static __device__ __noinline__
 #define PL_UNROLL _Pragma("unroll")
 #define PL_EACH _Pragma("unroll")
 #define PL_ROLL _Pragma("unroll 1")
@@ -74,6 +83,16 @@ PL_FN void poll_4x32(const void* p, uint32_t* w) {
                : "l"(__cvta_generic_to_global(p))
                : "memory");
 }
+// The same where `on`; a poll that is not on leaves `w` as it is. A predicate instead of a branch: loads behind a
+// branch are not in flight together.
+PL_FN void poll_4x32_if(bool on, const void* p, uint32_t* w) {
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
+      "@on ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "memory");
+}
 PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "l"(x), "l"(y)
                : "memory");
@@ -85,6 +104,32 @@ PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
                : "=l"(x), "=l"(y)
                : "l"(__cvta_generic_to_global(p))
                : "memory");
+  w[0] = uint32_t(x), w[1] = uint32_t(y);
+  return ((uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag)) == 0;
+}
+PL_FN void post_4x32_if(bool on, void* p, const uint32_t* w) {
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
+      "@on st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(p)),
+      "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(uint32_t(on))
+      : "memory");
+}
+PL_FN void post_2x64_if(bool on, void* p, uint64_t x, uint64_t y) {
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %3, 0;\n"
+      "@on st.relaxed.sys.global.v2.b64 [%0], {%1, %2};}" ::"l"(__cvta_generic_to_global(p)),
+      "l"(x), "l"(y), "r"(uint32_t(on))
+      : "memory");
+}
+PL_FN bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) {
+  const uint64_t own = uint64_t(tag) << 32;
+  uint64_t x = own | w[0], y = own | w[1];
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %3, 0;\n"
+      "@on ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];}"
+      : "+l"(x), "+l"(y)
+      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "memory");
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return ((uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag)) == 0;
 }
@@ -118,39 +163,54 @@ PL_FN uint64_t share(uint64_t v) {
 
 // The sum of what `use(k, i)` returns for every item i, to all threads, in an order that depends on their number alone:
 // lane l of LANES adds items l, l + LANES, ... in turn; within each 32 lanes the sums are combined at distances 16, 8,
-// 4, 2, 1, then the eight groups at 4, 2, 1. BATCH calls of `load(k, i)`, k below BATCH, come before the `use(k, i)` of
-// the same items, so that their loads are in flight together. blockDim is a multiple of 32.
-constexpr uint32_t LANES = 256, BATCH = 4;
+// 4, 2, 1, then the eight groups at 4, 2, 1. All threads share the items, whatever their number: thread t takes items
+// t, t + threads, ... and leaves what they come to where the lanes' threads find it. BATCH calls of `load(k, i)`, k
+// below BATCH, come before the `use(k, i)` of the same items, so that their loads are in flight together. blockDim is a
+// multiple of 32.
+constexpr uint32_t LANES = 256, BATCH = 2, ITEMS_AT_ONCE = 8 * LANES;
 template <class Load, class Use>
 PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
   constexpr uint32_t GROUPS = LANES / 32;
-  __shared__ float groups[GROUPS];
+  __shared__ float values[ITEMS_AT_ONCE], lanes[LANES], groups[GROUPS];
   PL_ROLL
-  for (uint32_t lane = threadIdx.x; lane < LANES; lane += blockDim.x) {
-    float x = 0;
+  for (uint32_t from = 0; from < items; from += ITEMS_AT_ONCE) {
+    const uint32_t here = items - from < ITEMS_AT_ONCE ? items - from : ITEMS_AT_ONCE;
     PL_ROLL
-    for (uint32_t first = lane; first < items; first += LANES * BATCH) {
+    for (uint32_t first = threadIdx.x; first < here; first += blockDim.x * BATCH) {
       PL_EACH
       for (uint32_t k = 0; k < BATCH; ++k)
-        if (first + k * LANES < items) load(k, first + k * LANES);
+        if (first + k * blockDim.x < here) load(k, from + first + k * blockDim.x);
       PL_EACH
       for (uint32_t k = 0; k < BATCH; ++k)
-        if (first + k * LANES < items) x += use(k, first + k * LANES);
+        if (first + k * blockDim.x < here) values[first + k * blockDim.x] = use(k, from + first + k * blockDim.x);
     }
-    PL_EACH
-    for (uint32_t d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
-    if (lane % 32 == 0) groups[lane / 32] = x;
+    __syncthreads();
+    const bool last = from + here == items;
+    PL_ROLL
+    for (uint32_t lane = threadIdx.x; lane < LANES; lane += blockDim.x) {
+      float x = from == 0 ? 0.0f : lanes[lane];
+      PL_ROLL
+      for (uint32_t i = lane; i < here; i += LANES) x += values[i];
+      if (!last) {
+        lanes[lane] = x;
+        continue;
+      }
+      PL_EACH
+      for (uint32_t d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+      if (lane % 32 == 0) groups[lane / 32] = x;
+    }
+    __syncthreads();  // and the next items, or the next sum's, write over `values`
   }
-  __syncthreads();
   float x[GROUPS];
   PL_EACH
   for (uint32_t g = 0; g < GROUPS; ++g) x[g] = groups[g];
-  __syncthreads();  // the next sum writes there
   PL_EACH
   for (uint32_t d = GROUPS / 2; d > 0; d /= 2) PL_EACH
   for (uint32_t g = 0; g < d; ++g) x[g] += x[g + d];
   return x[0];
 }
+// Fetches a line that is going to be read.
+PL_FN void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(p))); }
 
 // The abort word is also written by the host, so its loads have system scope.
 PL_FN uint32_t local_load32(const uint32_t* p) {
@@ -163,8 +223,8 @@ PL_FN void local_store32(uint32_t* p, uint32_t v) {
 }
 PL_FN uint64_t local_load64(const uint64_t* p) { return poll_64(p); }
 PL_FN void local_store64(uint64_t* p, uint64_t v) { post_64(p, v); }
-// Begins and ends a launch's turn on a channel: adds the bits of `id` and returns the word before; replaces the word.
-// GPU scope, relaxed: see begin() and end() in step.cuh. A fence here costs every step half a microsecond and more.
+// Begins a launch's turn on a channel: adds the bits of `id` and returns the word before; or puts that word back. GPU
+// scope, relaxed: see begin() in step.cuh. A fence here costs every step half a microsecond and more.
 PL_FN uint64_t enter(uint64_t* turn, uint64_t id) {
   uint64_t old;
   asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
@@ -185,19 +245,21 @@ PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
                : "memory");
   return old;
 }
-// Counts this block in, with its failures (0 or 1); true for the last one, which gets those of all. Relaxed, as above.
-PL_FN bool arrive(uint32_t* p, uint32_t& failures) {
-  if (gridDim.x == 1) return true;
+// Counts this block in; true for the last one, which leaves 0. Relaxed, as above.
+PL_FN bool count_in(uint32_t* p) {
   uint32_t old;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(old)
-               : "l"(__cvta_generic_to_global(p)), "r"(1 + (failures << 16))
+               : "l"(__cvta_generic_to_global(p)), "r"(gridDim.x - 1)
                : "memory");
-  failures += old >> 16;
-  return (old & 0xffff) == gridDim.x - 1;
+  return old == gridDim.x - 1;
+}
+// Adds to a channel's word, without waiting for what stood there.
+PL_FN void count_out(uint64_t* turn, uint64_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(turn)), "l"(v) : "memory");
 }
 
-// The same for blocks that go on: the last one sees what all others did, and `local_release64` tells them.
+// Counts blocks that go on: the last one sees what all others did, and `local_release64` tells them.
 PL_FN bool arrive_in_order(uint32_t* p) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
@@ -224,6 +286,7 @@ PL_FN uint64_t launch_id(const pl_step&) {
 }
 
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
+PL_FN uint32_t set_bits(uint32_t mask) { return __popc(mask); }
 
 // Rounded to nearest, as IEEE 754 demands and every CPU does; the approximation (rsqrt) is a GPU's own.
 PL_FN float square_root(float x) {
@@ -377,6 +440,7 @@ namespace PL_NAMESPACE {
 namespace dev {
 
 #define PL_FN inline __attribute__((always_inline))
+#define PL_COLD static __attribute__((noinline, cold))
 #define PL_UNROLL _Pragma("GCC ivdep")
 #define PL_EACH
 #define PL_ROLL
@@ -404,17 +468,27 @@ PL_FN void post_4x32(void* p, const uint32_t* w) {
 PL_FN void poll_4x32(const void* p, uint32_t* w) {
   for (int i = 0; i < 4; ++i) w[i] = __atomic_load_n(static_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
 }
+PL_FN void poll_4x32_if(bool on, const void* p, uint32_t* w) {
+  if (on) poll_4x32(p, w);
+}
+PL_FN void post_4x32_if(bool on, void* p, const uint32_t* w) {
+  if (on) post_4x32(p, w);
+}
 PL_FN void post_64(void* p, uint64_t v) { __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELAXED); }
 PL_FN uint64_t poll_64(const void* p) { return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED); }
 PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
   post_64(p, x);
   post_64(static_cast<uint64_t*>(p) + 1, y);
 }
+PL_FN void post_2x64_if(bool on, void* p, uint64_t x, uint64_t y) {
+  if (on) post_2x64(p, x, y);
+}
 PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   const uint64_t x = poll_64(p), y = poll_64(static_cast<const uint64_t*>(p) + 1);
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return uint32_t(x >> 32) == tag && uint32_t(y >> 32) == tag;
 }
+PL_FN bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) { return !on || poll_tagged(p, w, tag); }
 PL_FN void flag_release(void* p, uint64_t v) { __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELEASE); }
 PL_FN uint64_t flag_acquire(const void* p) {
   return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_ACQUIRE);
@@ -427,7 +501,7 @@ PL_FN bool any_in_block(bool x) { return x; }
 PL_FN uint64_t share(uint64_t v) { return v; }
 
 // The same sum as on a GPU. Items come in order, which is each lane's order too.
-constexpr uint32_t LANES = 256, BATCH = 1;
+constexpr uint32_t LANES = 256, BATCH = 1, ITEMS_AT_ONCE = ~0u;
 template <class Load, class Use>
 PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
   float x[LANES] = {};
@@ -443,6 +517,8 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
   return x[0];
 }
 
+PL_FN void prefetch(const void*) {}
+
 PL_FN uint32_t local_load32(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 PL_FN void local_store32(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 PL_FN uint64_t local_load64(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
@@ -454,7 +530,8 @@ PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
   __atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return old;
 }
-PL_FN bool arrive(uint32_t*, uint32_t&) { return true; }
+PL_FN bool count_in(uint32_t*) { return true; }
+PL_FN void count_out(uint64_t* turn, uint64_t v) { __atomic_fetch_add(turn, v, __ATOMIC_RELEASE); }
 PL_FN bool arrive_in_order(uint32_t*) { return true; }
 PL_FN void local_release64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
@@ -477,6 +554,7 @@ PL_FN void pause(uint32_t yield) {
 PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
+PL_FN uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 #if defined(__x86_64__)
 PL_FN float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 #else

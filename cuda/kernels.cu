@@ -1,9 +1,10 @@
 // The kernels for GPUs: one per data type and protocol, and for the hot types one per fan-in.
 //
 // Names are what the host looks up:
-//   pl_unrolled_<K>_<dtype>_<protocol>          bf16, f16, f32; sum and avg by ll or sentinel, of tables that have the
-//                                               form of pl_unrolled_<K>; K is 1, 3, 7 or 15
-//   pl_unrolled_<K>_norm_<dtype>_<protocol>     the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
+//   pl_unrolled_<K>_<dtype>_<protocol>_<phases> bf16, f16, f32; sum and avg by ll or sentinel, of tables that have the
+//                                               form of pl_unrolled_<K>; K is 1, 3, 7 or 15; phases is one or two,
+//                                               but for 15 by ll one alone: the tags do not fit the registers
+//   pl_unrolled_<K>_norm_<dtype>_<protocol>_<phases>   the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
 //   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
 //                                               least pl_table.fan_in: 7 or 15 for ll and sentinel, 1, 3, 7 or 15
 //   pl_all_reduce_<dtype>_<protocol>_any        every type; the operation is a run-time switch; any fan-in
@@ -14,8 +15,9 @@
 // Each takes one struct of launch.h by value: the unrolled ones their pl_unrolled_<K>, those that walk a table a
 // pl_args, the norm by itself a pl_step, the probe a pl_probe.
 //
-// Launch shape: blockDim up to THREADS, a multiple of 32, no dynamic shared memory. All blocks of all ranks that share
-// a GPU must be resident together, because a block waits for what other ranks' blocks send.
+// Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_one: ROW_THREADS), a
+// multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident together, because
+// a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
 #include "probe.cuh"
 #include "unrolled.cuh"
@@ -33,6 +35,8 @@ struct FlaggedOf : Flagged {};
 
 // A kernel with many operands in flight needs the registers: 65536 / THREADS each.
 constexpr unsigned THREADS = 256;
+// One with a norm is for rows, and a row is one block's.
+constexpr unsigned ROW_THREADS = 512;
 
 }  // namespace
 
@@ -57,32 +61,39 @@ constexpr unsigned THREADS = 256;
   PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1) \
   PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3) \
   PL_UNROLLED_KERNELS(D, name, LlOf, ll)             \
-  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel)
+  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel) \
+  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, 15, 2, two)
 
 #define PL_OTHER(D, name)                     \
   PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
   PL_KERNEL(D, name, FlaggedOf, flagged, false, 1, any)
 
-#define PL_UNROLLED_KERNEL(D, name, P, proto, K)                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                            \
-      pl_unrolled_##K##_##name##_##proto(const __grid_constant__ pl_unrolled_##K u) { \
-    PL_NAMESPACE::all_reduce_unrolled<D, P<D>, K>(u);                                 \
+#define PL_UNROLLED_KERNEL(D, name, P, proto, K, PHASES, phases)                                 \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+      pl_unrolled_##K##_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::all_reduce_unrolled<D, P<D>, K, PHASES>(u);                                    \
   }
-#define PL_UNROLLED_KERNELS(D, name, P, proto) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 1)     \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 3)     \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 7)     \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 15)
+#define PL_UNROLLED_KERNELS(D, name, P, proto)      \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 1, 1, one)  \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 3, 1, one)  \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 7, 1, one)  \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 15, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 1, 2, two)  \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 3, 2, two)  \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 7, 2, two)
 
-#define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K)                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
-      pl_unrolled_##K##_norm_##name##_##proto(const __grid_constant__ pl_unrolled_##K u) { \
-    PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K>(u);                         \
+#define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K, PHASES, phases, THREADS)                        \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                            \
+      pl_unrolled_##K##_norm_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K, PHASES>(u);                            \
   }
-#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7)
+#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, ONE_THREADS)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, ONE_THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, ONE_THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, ONE_THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, THREADS)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \
@@ -96,15 +107,15 @@ constexpr unsigned THREADS = 256;
   PL_FUSED_KERNEL(D, name, P, proto, 8, 7)   \
   PL_FUSED_KERNEL(D, name, P, proto, 1, any)
 
-#define PL_FUSED(D, name)                                            \
-  PL_FUSED_PROTOCOL(D, name, LlOf, ll)                               \
-  PL_FUSED_PROTOCOL(D, name, SentinelOf, sentinel)                   \
-  PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                     \
-  PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll)                        \
-  PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel)            \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)           \
-      pl_add_rms_norm_##name(const __grid_constant__ pl_step step) { \
-    PL_NAMESPACE::add_rms_norm<D>(step);                             \
+#define PL_FUSED(D, name)                                              \
+  PL_FUSED_PROTOCOL(D, name, LlOf, ll)                                 \
+  PL_FUSED_PROTOCOL(D, name, SentinelOf, sentinel)                     \
+  PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                       \
+  PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll, THREADS)                 \
+  PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel, ROW_THREADS) \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)         \
+      pl_add_rms_norm_##name(const __grid_constant__ pl_step step) {   \
+    PL_NAMESPACE::add_rms_norm<D>(step);                               \
   }
 
 PL_FUSED(Bf16, bf16)

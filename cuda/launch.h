@@ -22,7 +22,9 @@
 #define PL_MAX_ITEMS 240
 #define PL_MAX_FOLDS 54
 #define PL_PACK_BYTES 16
-#define PL_TURN_ID_BITS 16 /* of pl_channel.turn: the id of the launch in flight; the rest is the epoch */
+#define PL_TURN_ID_BITS 12 /* of pl_channel.turn: the id of the launch in flight */
+#define PL_TURN_BITS 20    /* of it: that id, and above it how many blocks are done; the rest is the epoch */
+#define PL_MAX_BLOCKS 256  /* of a launch: as many as can be counted there */
 #define PL_FOLD_STACK 5    /* most values that a fold's postfix form keeps beside the operand in hand */
 
 /* Data types and operations carry NCCL's numbers, so that the NCCL replacement needs no table. */
@@ -139,8 +141,8 @@ typedef struct {
 
 /* One per channel, in the rank's own memory, never in the slab (which may be host memory). */
 typedef struct {
-  uint64_t turn; /* epoch of the next step << PL_TURN_ID_BITS | id of the launch in flight, 0 when idle: see step.cuh */
-  uint32_t arrived; /* blocks of the step that are done, and << 16 how many of them gave up */
+  uint64_t turn;    /* epoch of the next step << PL_TURN_BITS | of the launch in flight; 0 there when idle: step.cuh */
+  uint32_t entered; /* blocks of the launch that have begun; 0 again once all have */
   uint32_t reserved;
 } pl_channel;
 
@@ -149,7 +151,8 @@ typedef struct {
 typedef struct {
   /* Of the protocol's region: word = data + (epoch & rotation) * half_bytes + slot * slot_bytes + offset. Two halves
    * (rotation 1) are enough to be right. More (3, 7) leave a buffer alone for longer: on a CPU its lines have then
-   * moved out of the reader's innermost cache, from where taking them back is slow. */
+   * moved out of the reader's innermost cache, from where taking them back is slow; in host memory that GPUs write,
+   * words that have been armed again land late. */
   uint64_t data, half_bytes, slot_bytes;
   /* flagged only: flag = flags + (epoch & 1) * flags_half_bytes + (slot * flag_chunks + chunk) * 64 */
   uint64_t flags, flags_half_bytes;
@@ -157,7 +160,7 @@ typedef struct {
   uint64_t calls;             /* pl_call[2][16], of the channel */
   uint64_t ll, ll_half_bytes; /* the channel's ll region, whose old tags a step of any protocol may have to clear */
   uint32_t flag_chunks;       /* most chunks per slot */
-  uint32_t rotation; /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll and sentinel */
+  uint32_t rotation;          /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll */
 } pl_geometry;
 
 /* What every step has, whatever its kernel. */
@@ -181,7 +184,7 @@ typedef struct {
   uint32_t chunk_packs;
   uint32_t check;       /* 1: exchange and compare pl_call first */
   uint32_t yield;       /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
-  uint32_t host_staged; /* 1: this rank's slab is host memory that a peer device writes; see cuda/step.cuh */
+  uint32_t host_staged; /* 1: slabs are host memory that GPUs write, and steps may be by sentinel: fence each */
   /* Add + RMSNorm, see cuda/add_rms_norm.cuh: rows of `width` elements (a multiple of 8), count = rows * width, and
    * `output` is the normed one. An all-reduce alone has 0 rows. */
   uint64_t rows, width;

@@ -23,9 +23,9 @@ struct Probe {
   PL_FN uint32_t rank() const { return p.step.rank; }
   PL_FN uint64_t* flag(uint32_t at, uint32_t kind, uint32_t of) const {
     const uint64_t line = (uint64_t(kind) * PL_MAX_RANKS + of) * PL_PROBE_BLOCKS + dev::block();
-    return reinterpret_cast<uint64_t*>(slab(s, at) + p.flags + line * 64);
+    return reinterpret_cast<uint64_t*>(slab(s.a, at) + p.flags + line * 64);
   }
-  PL_FN char* slot(uint32_t at, uint32_t of) const { return slab(s, at) + p.data + of * p.slot_bytes; }
+  PL_FN char* slot(uint32_t at, uint32_t of) const { return slab(s.a, at) + p.data + of * p.slot_bytes; }
   PL_FN uint64_t* result() const {
     return reinterpret_cast<uint64_t*>(p.result) + uint64_t(dev::block()) * (1 + 2 * p.rounds);
   }
@@ -94,7 +94,7 @@ PL_FN bool probe_await(Probe& x, uint32_t kind, uint32_t mask, uint64_t tag) {
     const uint64_t* flag = x.flag(x.rank(), kind, r);
     ok = await(
         x.s, [&] { return dev::flag_acquire(flag) == tag; }, [&] { return r; });
-    if (!ok) give_up(x.s);
+    if (!ok) give_up(x.s.a, x.s.epoch, x.s);
   }
   return !dev::any_in_block(!ok);
 }
@@ -112,7 +112,7 @@ PL_FN bool probe_line_up(Probe& x, uint64_t tag) {
     } else {
       ok = await(
           x.s, [&] { return dev::local_load64(generation) == tag; }, [&] { return x.rank(); });
-      if (!ok) give_up(x.s);
+      if (!ok) give_up(x.s.a, x.s.epoch, x.s);
     }
   }
   return !dev::any_in_block(!ok);
@@ -184,7 +184,7 @@ PL_FN void probe_latency(Probe& x) {
     if (x.rank() < peer) dev::post_64(there, tag);
     if (!await(
             x.s, [&] { return dev::poll_64(here) == tag; }, [&] { return peer; }))
-      return give_up(x.s);
+      return give_up(x.s.a, x.s.epoch, x.s);
     if (x.rank() > peer) dev::post_64(there, tag);
   }
   probe_note(x, 0, start);

@@ -10,11 +10,13 @@
 //   loads follow thread t's acquire.
 // - A flag is the epoch, compared for equality. With `>=` over a wrapped value, a flag last used long ago would count
 //   as arrived. A flag of the other half has the other parity and never matches.
-// - The high 16 bits of the flag also carry the call's signature, by exclusive or. Epochs stay below 2^48 (at a step
-//   per microsecond for nine years), so a flag of another epoch differs in the low 48 bits, and one of this epoch
-//   differs in the high 16 exactly where the signature does. A rank therefore takes data only from ranks that make the
-//   same call, and every output needs every input: over a chain of accepted flags, so from ranks of one signature
-//   alone. Where one rank calls differently, no rank finishes the step: nobody gets a sum of two calls' data.
+// - The high 16 bits of the flag also carry the call's signature, by exclusive or. Epochs stay below 2^44, which is
+// what a
+//   channel's word has room for (at a step per 5 us for three years), so a flag of another epoch differs in the low 48
+//   bits, and one of this epoch differs in the high 16 exactly where the signature does. A rank therefore takes data
+//   only from ranks that make the same call, and every output needs every input: over a chain of accepted flags, so
+//   from ranks of one signature alone. Where one rank calls differently, no rank finishes the step: nobody gets a sum
+//   of two calls' data.
 // - Two halves are enough: a rank that has finished step k+1 has had data of step k+1 from (transitively) every rank,
 //   and each had finished step k, reads included, before it sent that. So nobody overwrites, in step k+2, data or a
 //   flag that somebody still needs in step k. The same holds for pull, where it is the writer's own slot that must have
@@ -29,7 +31,7 @@ namespace PL_NAMESPACE {
 
 struct Flagged {
   // A strip is a plain copy of any length; a short tail needs no padding, the reader knows the count.
-  static constexpr bool BULK = true, WHOLE = false, REARMS = false;
+  static constexpr bool BULK = true, WHOLE = false;
 
   // Whether this send moves data. In pull a data slot is written once per step, whoever else is told of it: a second
   // copy could change bytes that the first reader is loading.

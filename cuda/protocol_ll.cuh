@@ -15,7 +15,7 @@
 namespace PL_NAMESPACE {
 
 struct Ll {
-  static constexpr bool BULK = false, WHOLE = true, REARMS = false;
+  static constexpr bool BULK = false, WHOLE = true;
 
   static PL_FN bool moves_data(const TableStep&, uint32_t) { return true; }
 
@@ -32,6 +32,11 @@ struct Ll {
     for (uint32_t w = 0; w < 8; w += 2)
       if (w < words)
         dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w), tag | raw.word(j * words + w + 1));
+  }
+  static PL_FN void put_pack_if(bool on, const Step& s, char* p, const uint32_t* words) {
+    const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
+    dev::post_2x64_if(on, p, tag | words[0], tag | words[1]);
+    dev::post_2x64_if(on, p + 16, tag | words[2], tag | words[3]);
   }
   static PL_FN void publish(const TableStep&, const pl_phase&, uint64_t) {}
   static PL_FN bool await_chunk(const TableStep&, const pl_fold&, uint64_t) { return true; }
@@ -51,6 +56,15 @@ struct Ll {
       }
     return arrived;
   }
+  // The same for a pack that may not be awaited at all: then `raw` stays.
+  static PL_FN bool arrived_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+    if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
+    const uint32_t tag = uint32_t(s.epoch);
+    bool arrived = dev::poll_tagged_if(on, p, raw.words(0), tag);
+    arrived &= dev::poll_tagged_if(on, p + 16, raw.words(2), tag);
+    return arrived;
+  }
+  static PL_FN uint32_t legal(uint32_t word) { return word; }
   static PL_FN void rearm_at(char*, const Span&, bool) {}
 
   template <uint32_t K, bool WIDE>

@@ -11,7 +11,12 @@
 //   would hang it. 0 is not the sentinel.
 // - The reader re-arms each word it has read before it ends the step. Left in place, the word would be taken for the
 //   data of step k+2. That write of step k+2 comes from a rank that has finished step k+1, so after this rank's step k:
-//   a re-arm can never erase it. (In host memory that needs the fence at the step's end, see step.cuh.)
+//   a re-arm can never erase it.
+// - Not so in host memory that other devices write: there re-arms travel as posted writes, which nothing orders with a
+//   peer's next write to the same word. So there are four buffers, and in every step, of any protocol, a block
+//   fences behind its first sends (land_rearmed in step.cuh): what was armed in step k has landed before this rank
+//   sends in step k+2. A peer writes those words again in step k+4, when it has finished step k+3, for which it needed
+//   what this rank sent in step k+3. (Three buffers would do; a power of two is a mask.)
 // - A fold that only awaits polls without re-arming: the words stay for the fold that consumes them. A slot is consumed
 //   by one fold only; a second would wait for ever.
 #ifndef PEERLANE_PROTOCOL_SENTINEL_CUH
@@ -24,7 +29,7 @@ namespace PL_NAMESPACE {
 template <class D>
 struct Sentinel {
   static_assert(D::WORDS_HAVE_NAN, "all ones must be a NaN of the type");
-  static constexpr bool BULK = false, WHOLE = true, REARMS = true;
+  static constexpr bool BULK = false, WHOLE = true;
   static constexpr uint32_t UNWRITTEN = 0xffffffffu;
 
   static PL_FN bool moves_data(const TableStep&, uint32_t) { return true; }
@@ -34,21 +39,25 @@ struct Sentinel {
   static PL_FN void put(const TableStep& s, const pl_send& to, const Span& span, const dev::Raw& raw, bool wide) {
     put_at(s, slot_data(s, to.peer, to.slot) + span.in_piece * (wide ? 32 : 16), span, raw, wide);
   }
+  // The word, or the NaN in the place of the one that means "not written".
+  static PL_FN uint32_t legal(uint32_t word, bool wide = false) {
+    return word == UNWRITTEN ? (D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu) : word;
+  }
   static PL_FN void put_at(const Step&, char* p, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
-    const uint32_t other = D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu;
     PL_ROLL
     for (uint32_t j = 0; j < span.packs; ++j) PL_EACH
     for (uint32_t w = 0; w < 8; w += 4)
       if (w < words) {
         uint32_t v[4];
         PL_EACH
-        for (uint32_t i = 0; i < 4; ++i) {
-          const uint32_t x = raw.word(j * words + w + i);
-          v[i] = x == UNWRITTEN ? other : x;
-        }
+        for (uint32_t i = 0; i < 4; ++i) v[i] = legal(raw.word(j * words + w + i), wide);
         dev::post_4x32(p + (j * words + w) * 4, v);
       }
+  }
+  // One pack of legal words.
+  static PL_FN void put_pack_if(bool on, const Step&, char* p, const uint32_t* words) {
+    dev::post_4x32_if(on, p, words);
   }
   static PL_FN void publish(const TableStep&, const pl_phase&, uint64_t) {}
   static PL_FN bool await_chunk(const TableStep&, const pl_fold&, uint64_t) { return true; }
@@ -68,6 +77,15 @@ struct Sentinel {
         PL_EACH
         for (uint32_t i = 0; i < 4; ++i) unwritten |= to[i] == UNWRITTEN;
       }
+    return !unwritten;
+  }
+  // The same for a pack that may not be awaited at all: then `raw` stays, and its words are legal ones.
+  static PL_FN bool arrived_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+    if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
+    dev::poll_4x32_if(on, p, raw.words(0));
+    bool unwritten = false;
+    PL_EACH
+    for (uint32_t i = 0; i < 4; ++i) unwritten |= raw.word(i) == UNWRITTEN;
     return !unwritten;
   }
   static PL_FN void rearm_at(char* p, const Span& span, bool wide) {

@@ -7,9 +7,9 @@
 namespace PL_NAMESPACE {
 
 // The epoch after `e`. Its low 32 bits are the tag of `ll` and must not be 0, which is what cleared memory holds. From
-// ...ffffffff the counter skips ...00000000 and ...00000001 as well, and so goes from an odd value to an even one.
-// Every other step goes from e to e + 1. So consecutive epochs always differ in their lowest bit, and halves alternate.
-PL_FN uint64_t next_epoch(uint64_t e) { return uint32_t(e + 1) == 0 ? e + 3 : e + 1; }
+// ...ffffffff the counter goes on to ...00000004. Every other step goes from e to e + 1. So the lowest two bits go
+// round without a jump: halves alternate, and of four buffers each comes back after four steps.
+PL_FN uint64_t next_epoch(uint64_t e) { return uint32_t(e + 1) == 0 ? e + 5 : e + 1; }
 // A channel that was zeroed at creation starts at epoch 2, on all ranks alike.
 PL_FN uint64_t valid_epoch(uint64_t e) { return uint32_t(e) == 0 ? e + 2 : e; }
 
@@ -18,7 +18,7 @@ constexpr uint32_t DIFFERS_COUNT = 1, DIFFERS_DTYPE = 2, DIFFERS_OP = 4, DIFFERS
                    DIFFERS_CALL = 32, DIFFERS_WIDTH = 128;  // 64: see wait.cuh
 
 PL_FN pl_call* call_slot(const Step& s, uint32_t at, uint32_t of) {
-  return reinterpret_cast<pl_call*>(slab(s, at) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + of;
+  return reinterpret_cast<pl_call*>(slab(s.a, at) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + of;
 }
 
 // Block 0 tells every peer what this rank is about to do, and compares. Ranks whose counts differ would otherwise wait
@@ -63,32 +63,84 @@ PL_FN bool exchange_calls(Step& s) {
   return true;
 }
 
+PL_COLD Verdict calls_agree(const pl_step& a, uint64_t epoch) {
+  Step s(a, 0, 0);
+  s.epoch = epoch;
+  Verdict verdict;
+  verdict.phase = exchange_calls(s) ? 1 : 0;
+  verdict.reason = s.reason;
+  verdict.peer = s.peer;
+  verdict.differs = s.differs;
+  return verdict;
+}
+
 // Under PEERLANE_CHECK: whether all ranks make the same call, the same verdict for all threads of a block.
 PL_FN bool may_run(Step& s) {
-  if (!s.a.check) return true;
-  const bool ok = dev::block() != 0 || exchange_calls(s);
+  if (PL_LIKELY(!s.a.check)) return true;
+  bool ok = true;
+  if (dev::block() == 0) {
+    const Verdict verdict = calls_agree(s.a, s.epoch);
+    ok = verdict.phase != 0;
+    s.reason = verdict.reason;
+    s.peer = verdict.peer;
+    s.differs = verdict.differs;
+  }
   return !dev::any_in_block(!ok);
 }
 
-// Of the channel's word.
+// Of the channel's word, from the low end: the id of the launch in flight, how many of its blocks are done, the epoch.
 constexpr uint64_t TURN_ID_MASK = (uint64_t(1) << PL_TURN_ID_BITS) - 1;
+constexpr uint64_t TURN_MASK = (uint64_t(1) << PL_TURN_BITS) - 1;  // id and count; 0: idle
+constexpr uint64_t BLOCK_DONE = uint64_t(1) << PL_TURN_ID_BITS;
+static_assert(sizeof(pl_channel) <= 32, "one sector");
+static_assert(PL_MAX_BLOCKS <= 1u << (PL_TURN_BITS - PL_TURN_ID_BITS), "all blocks but one can be counted");
 
-// An id that launches in flight together do not share: they would have to be 65535 apart. 0 means idle.
-PL_FN uint64_t turn_id(const pl_step& a) { return dev::launch_id(a) % TURN_ID_MASK + 1; }
+// An id of a launch: eight bits of a hash of its number, and how many of them are 0 (a Berger code). So it is never 0,
+// and the bits of two different ids together are neither of them: where two launches have met, every later block of
+// either sees that. Two that share an id, one pair in 256, are not told apart.
+constexpr uint32_t HASH_BITS = 8;
+static_assert(PL_TURN_ID_BITS == HASH_BITS + 4, "four bits count up to eight zeros");
+PL_FN uint64_t turn_id(const pl_step& a) {
+  const uint32_t hash = uint32_t(dev::launch_id(a)) * 0x9e3779b1u >> (32 - HASH_BITS);
+  return hash | (HASH_BITS - dev::set_bits(hash)) << HASH_BITS;
+}
 
 enum class Entry : uint32_t { Run, Refused };
 
-// Every block enters here. The sticky word comes first: a replay after abort or destroy sends nothing, and leaves
-// the channel as it was.
+// What thread 0 of a block that must not run does: see begin().
+PL_COLD void refuse(const pl_step& a, uint64_t turn, uint32_t abort) {
+  if (abort != PL_REASON_NONE) {
+    if ((turn & TURN_MASK) == 0) dev::leave(&a.channel->turn, turn);
+    return;
+  }
+  Verdict verdict;
+  verdict.reason = PL_REASON_CONCURRENT;
+  verdict.peer = a.rank;
+  give_up(a, valid_epoch(turn >> PL_TURN_BITS), verdict);
+}
+
+// Every block enters here. A replay after abort or destroy finds the sticky word, sends nothing, and leaves the
+// channel as it was.
 //
 // One atomic OR both claims the channel and reads the epoch: a second round trip to memory would be paid by every step.
-// The first block of a launch finds no id and leaves its own, the others find their own. A block that finds another id
-// never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it makes the error
-// sticky on all ranks, and the launch it met finds that at its next look. Of two ids that met, the bits of both stand
-// there: no third launch is let in by them, since the sticky word is set by then.
+// The first block of a launch finds the channel idle and leaves its own id, the others find their own. A block that
+// finds anything else never waits for it (two waiting kernels may stand in opposite order on two ranks: a deadlock): it
+// makes the error sticky on all ranks, and the launch it met finds that at its next look. Of two ids that met, the bits
+// of both stand there, and no block of either is let in by them.
 //
 // The epoch and the id are one word, so that a launch cannot find the channel idle and yet read the epoch of the step
-// before. Only the last block of a step advances it, after all have read it.
+// before.
+//
+// How the word goes from this step's epoch to the next one's when the last block is done, though no block waits to
+// learn whether it is the last (an atomic that returns a value would hold up the end of the kernel for its round trip):
+// every block that is done adds to the word, and the sum of all that is added is what is missing to (next epoch, no
+// count, no id). All terms are positive, so the carry into the epoch comes with the last term alone. All but one add
+// BLOCK_DONE; the one whose term takes the id away is the last that began, which it learns here from a count whose
+// round trip is beside that of the OR: behind it no block of the launch looks at the word any more, so that nobody
+// misses the id. (Both words lie in one sector of memory, and a GPU makes the two atomics of a thread there in their
+// order, though PTX does not promise it. Were they made in the other one, and a whole step apart, a block would find no
+// id and raise an error that is none; it would never run with a wrong epoch.) Until the last term somebody's launch
+// that comes along finds id and count not 0 and is refused.
 //
 // On a GPU the word carries no order for other memory. It need not: the launches of a channel are in stream order, and
 // a launch sees what kernels before it did. Launches without order that happen not to overlap still get consecutive
@@ -97,32 +149,41 @@ enum class Entry : uint32_t { Run, Refused };
 PL_FN Entry begin(Step& s) {
   uint64_t epoch = 0;
   if (dev::tid() == 0) {
-    const uint32_t abort = dev::local_load32(&s.a.state->abort);
     const uint64_t id = turn_id(s.a);
+    // Nothing in between that depends on one of them: three round trips at once.
     const uint64_t turn = dev::enter(&s.a.channel->turn, id);
-    epoch = valid_epoch(turn >> PL_TURN_ID_BITS);
-    const uint64_t owner = turn & TURN_ID_MASK;
-    if (abort != PL_REASON_NONE) {
-      if (owner == 0) dev::leave(&s.a.channel->turn, turn);
-      epoch = 0;
-    } else if (owner != 0 && owner != id) {
-      s.epoch = epoch;
-      s.reason = PL_REASON_CONCURRENT;
-      s.peer = s.a.rank;
-      give_up(s);
+    const bool last = dev::count_in(&s.a.channel->entered);
+    const uint32_t abort = dev::local_load32(&s.a.state->abort);
+    epoch = valid_epoch(turn >> PL_TURN_BITS);
+    s.found = turn;
+    s.last_in = last;
+    const bool mine = (turn & TURN_MASK) == 0 || (turn & TURN_ID_MASK) == id;
+    if (PL_UNLIKELY(abort != PL_REASON_NONE || !mine)) {
+      refuse(s.a, turn, abort);
       epoch = 0;
     }
   }
   s.epoch = dev::share(epoch);
-  return s.epoch == 0 ? Entry::Refused : Entry::Run;
+  return PL_LIKELY(s.epoch != 0) ? Entry::Run : Entry::Refused;
 }
 
 // Two neighbouring epochs of every 2^30, of different parity. next_epoch skips neither: it skips only the residues 0
-// and 1.
+// to 3.
 constexpr uint64_t CLEAR_PERIOD = uint64_t(1) << 30;
 constexpr uint64_t CLEAR_AT = CLEAR_PERIOD - 2;
 static_assert((CLEAR_AT & 1) != ((CLEAR_AT + 1) & 1), "the two steps clear both halves");
-static_assert(CLEAR_AT > 1 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
+static_assert(CLEAR_AT > 3 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
+
+PL_COLD void clear_half(const pl_step& a, uint64_t epoch) {
+  const pl_geometry& g = a.geo;
+  char* half = slab(a, a.rank) + g.ll + (~epoch & 1) * g.ll_half_bytes;
+  PL_ROLL
+  for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.ll_half_bytes; at += uint64_t(dev::threads()) * 16)
+    dev::post_2x64(half + at, 0, 0);
+  // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
+  dev::fence_system();
+  dev::sync_block();
+}
 
 // A tag of `ll` must not recur. A word that small messages do not reach keeps the tag of the last large one, and 2^32
 // steps later that tag is right again: stale data would be taken for new. So in two consecutive steps of every 2^30,
@@ -137,15 +198,7 @@ static_assert(CLEAR_AT > 1 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur 
 // every rank's input, and what this rank contributes to chunk 0 leaves through its own block 0, after the clear and the
 // fence. So without block 0's sends no peer finishes step k, whatever the other blocks have sent.
 PL_FN void clear_old_tags(const Step& s) {
-  if ((s.epoch & (CLEAR_PERIOD - 1)) < CLEAR_AT || dev::block() != 0) return;
-  const pl_geometry& g = s.a.geo;
-  char* half = slab(s, s.a.rank) + g.ll + (~s.epoch & 1) * g.ll_half_bytes;
-  PL_ROLL
-  for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.ll_half_bytes; at += uint64_t(dev::threads()) * 16)
-    dev::post_2x64(half + at, 0, 0);
-  // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
-  dev::fence_system();
-  dev::sync_block();
+  if (PL_UNLIKELY((s.epoch & (CLEAR_PERIOD - 1)) >= CLEAR_AT && dev::block() == 0)) clear_half(s.a, s.epoch);
 }
 
 template <class D>
@@ -169,47 +222,71 @@ PL_FN void fill_range(const Step& s, const Range& r) {
   });
 }
 
-// Every block that began ends here, with its own verdict. The last one advances the epoch, or if any block failed fills
-// the whole output; a failed step advances nothing, and the sticky word keeps every later launch from using the
-// channel.
+// Long after every block of a launch that has given up is done.
+constexpr uint64_t FILL_AFTER_NS = 200 * 1000 * 1000;
+
+// A block that has failed and is done waits until all others are, takes the epoch back, since a failed step advances
+// nothing, and fills the whole output. What is awaited is the carry into the epoch, or that another block has taken it
+// back already. The others are done soon, since the sticky word is set; a launch whose word is spoilt by one that it
+// met never sees the carry, and has filled this block's packs at least.
+template <class D>
+PL_COLD void end_failed(const pl_step& a, uint64_t epoch, uint64_t tile_packs, uint64_t rows) {
+  const uint64_t mine = epoch << PL_TURN_BITS, next = next_epoch(epoch) << PL_TURN_BITS, before = dev::now_ns();
+  bool all_done = false;
+  PL_ROLL
+  while (!all_done && dev::now_ns() - before < FILL_AFTER_NS) {
+    const uint64_t turn = dev::local_load64(&a.channel->turn);
+    all_done = turn == next || turn == mine;
+    if (!all_done) dev::pause(true);
+  }
+  dev::sync_block();
+  if (dev::tid() == 0 && all_done) dev::leave(&a.channel->turn, mine);
+  if (dev::blocks() == 1) return;  // it has filled what there is
+  Step s(a, tile_packs, rows);
+  Range all;
+  all.piece0 = all.first = 0;
+  all.last = rows ? rows * tile_packs : tile_packs;
+  fill_range<D>(s, all);
+}
+
+// Between the first sends of a step and its first wait, where slabs are host memory that GPUs write: what this rank
+// armed again in the step before lands now at the latest. See protocol_sentinel.cuh. At the end of a step the fence
+// would cost its round trip over the link; here it would hold up the polls of whoever makes it, so the last block does,
+// to which the host gives nothing else to do where there are blocks to spare. One thread's fence is enough: all of the
+// step before happened before this launch, and all of the next launch happens after it.
+PL_FN void land_rearmed(const Step& s) {
+  if (PL_UNLIKELY(s.a.host_staged) && dev::block() == dev::blocks() - 1) dev::fence_system();
+}
+
+// Every block that began ends here, with its own verdict.
 //
-// `fill_own()` writes NaN (integers: zero) over the packs of this block. Not over more: where an output is the input
-// another block may still be sending from there, and its peers would take the fill for data.
-//
-// On a GPU counting the blocks carries no order either. The count and the failures are one word, so the last block
-// knows of each. What a block that succeeded wrote into the output may land after the fill of the last one: then a few
-// sums of a failed step are there, and they are right. The next launch is behind the end of this kernel.
+// `fill_own()` writes NaN (integers: zero) over the packs of this block. Not over more, before all blocks are done:
+// where an output is the input another block may still be sending from there, and its peers would take the fill for
+// data. A block that failed then fills the rest as well. What a block that succeeded wrote into the output may land
+// after that: then a few sums of a failed step are there, and they are right. The next launch is behind the end of this
+// kernel.
 template <class D, class Fill>
-PL_FN void end(Step& s, bool ok, bool rearmed, Fill fill_own) {
-  if (!ok) give_up(s);
+PL_FN void end(Step& s, bool ok, Fill fill_own) {
+  if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
   const bool failed = dev::any_in_block(!ok);  // all threads of the block are done with the channel's data
-  if (failed) fill_own();
-  // Words that this rank has re-armed in host memory travel there as posted writes, which nothing orders with a peer's
-  // next write to the same word from another device. Without the fence a late re-arm could erase data: a hang.
+  if (PL_UNLIKELY(failed)) fill_own();
   // On a CPU every step ends with a fence: a slot that this step has read with plain loads may be overwritten in step
   // k+2 by a writer that has heard of our progress through relaxed words alone (a step k+1 of ll or sentinel). The
   // fence here and the one that the writer executed at the end of its step k+1 order our loads before its stores. On a
   // GPU the end of the kernel does that.
-  if (failed || dev::HOST || (rearmed && s.a.host_staged)) {
+  if (dev::HOST || PL_UNLIKELY(failed)) {
     dev::fence_system();
     dev::sync_block();
   }
-  bool fill_all = false;
   if (dev::tid() == 0) {
-    uint32_t failures = failed;
-    if (dev::arrive(&s.a.channel->arrived, failures)) {
-      const uint64_t next = failures ? s.epoch : next_epoch(s.epoch);
-      if (dev::blocks() > 1) dev::local_store32(&s.a.channel->arrived, 0);
-      dev::leave(&s.a.channel->turn, next << PL_TURN_ID_BITS);
-      fill_all = failures != 0;
+    uint64_t term = BLOCK_DONE;
+    if (s.last_in) {
+      const uint64_t epochs = next_epoch(s.epoch) - (s.found >> PL_TURN_BITS);
+      term = (epochs << PL_TURN_BITS) - turn_id(s.a) - (dev::blocks() - 1) * BLOCK_DONE;
     }
+    dev::count_out(&s.a.channel->turn, term);
   }
-  // A lone block has filled what there is.
-  if (dev::blocks() == 1 || !dev::any_in_block(fill_all)) return;
-  Range all;
-  all.piece0 = all.first = 0;
-  all.last = s.rows ? s.rows * s.packs : s.packs;
-  fill_range<D>(s, all);
+  if (PL_UNLIKELY(failed)) end_failed<D>(s.a, s.epoch, s.packs, s.rows);
 }
 
 }  // namespace PL_NAMESPACE

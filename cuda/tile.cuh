@@ -6,19 +6,25 @@
 
 namespace PL_NAMESPACE {
 
-// One launch on one thread: constants, and why it gave up if it did.
-struct Step {
+// Why a thread gave up, for the record.
+struct Verdict {
+  uint32_t phase = 0;
+  uint32_t reason = PL_REASON_NONE;  // none: it has not, or only follows somebody else
+  uint32_t peer = 0;                 // whom the verdict is about
+  uint32_t differs = 0;              // of a mismatch: a bit per field, see step.cuh
+};
+
+// One launch on one thread.
+struct Step : Verdict {
   const pl_step& a;
-  uint64_t epoch;
-  uint64_t packs;    // of the tile
-  uint64_t rows;     // tiles of the step if they are rows; 0: the tile is the whole message
-  uint32_t phase;    // for the record
-  uint32_t reason;   // this thread's own verdict; 0: none, or it only follows somebody else's
-  uint32_t peer;     // whom the verdict is about
-  uint32_t differs;  // of a mismatch: a bit per field, see step.cuh
+  uint64_t epoch = 0;
+  uint64_t packs;  // of the tile
+  uint64_t rows;   // tiles of the step if they are rows; 0: the tile is the whole message
+  uint64_t found;  // thread 0: the channel's word when this block began, and whether it was the last of the launch to
+  bool last_in;    // begin, see step.cuh
 
   PL_FN Step(const pl_step& args, uint64_t tile_packs, uint64_t tile_rows)
-      : a(args), epoch(0), packs(tile_packs), rows(tile_rows), phase(0), reason(0), peer(0), differs(0) {}
+      : a(args), packs(tile_packs), rows(tile_rows), found(0), last_in(false) {}
 };
 
 // A step that walks a table.
@@ -130,15 +136,15 @@ constexpr PL_FN uint32_t partial_pack_bytes() {
   return D::SHORT_FLOAT ? 32 : 16;
 }
 
-PL_FN char* slab(const Step& s, uint32_t rank) { return reinterpret_cast<char*>(s.a.base[rank]); }
+PL_FN char* slab(const pl_step& a, uint32_t rank) { return reinterpret_cast<char*>(a.base[rank]); }
 
 PL_FN char* slot_data(const Step& s, uint32_t rank, uint32_t slot) {
   const pl_geometry& g = s.a.geo;
-  return slab(s, rank) + g.data + (s.epoch & g.rotation) * g.half_bytes + slot * g.slot_bytes;
+  return slab(s.a, rank) + g.data + (s.epoch & g.rotation) * g.half_bytes + slot * g.slot_bytes;
 }
 PL_FN char* slot_flag(const Step& s, uint32_t rank, uint32_t slot, uint64_t chunk) {
   const pl_geometry& g = s.a.geo;
-  return slab(s, rank) + g.flags + (s.epoch & 1) * g.flags_half_bytes + (uint64_t(slot) * g.flag_chunks + chunk) * 64;
+  return slab(s.a, rank) + g.flags + (s.epoch & 1) * g.flags_half_bytes + (uint64_t(slot) * g.flag_chunks + chunk) * 64;
 }
 PL_FN uint64_t buffer_offset(uint64_t pack, uint64_t part_bytes) {
   return in_part(pack) * PL_PACK_BYTES + (pack >> PART_SHIFT) * part_bytes;

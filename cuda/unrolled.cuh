@@ -72,15 +72,37 @@ PL_FN Span span_of(const Step& s, uint32_t row, uint32_t j, uint32_t first, uint
   return span;
 }
 
-template <class D, class P, uint32_t K, bool ROWS>
+// The sum of `COUNT` leaves of a complete tree.
+template <uint32_t FIRST, uint32_t COUNT>
+struct Along {
+  template <class A, uint32_t N>
+  static PL_FN A sum(const A (&x)[N]) {
+    return Sum::of(Along<FIRST, COUNT / 2>::sum(x), Along<FIRST + COUNT / 2, COUNT / 2>::sum(x));
+  }
+};
+template <uint32_t FIRST>
+struct Along<FIRST, 1> {
+  template <class A, uint32_t N>
+  static PL_FN A sum(const A (&x)[N]) {
+    return x[FIRST];
+  }
+};
+
+PL_COLD float share_of(float sum, uint32_t ranks) { return Arith<float>::div(sum, ranks); }
+
+// PHASES 1: the one phase sends the whole tile and sums it, so every piece is the tile. PHASES 2: any of this form.
+template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS>
 struct Unrolled {
   using Phase = typename Fan<K>::Phase;
   static constexpr uint32_t LEAVES = K + 1;
+  static constexpr bool ONE = PHASES == 1;
+  // Leaves of the complete tree that no rank fills hold -0, which added to any number leaves it as it is.
+  static constexpr uint32_t NEGATIVE_ZERO = D::SHORT_FLOAT ? 0x80008000u : 0x80000000u;
 
   Step& s;
   const typename Fan<K>::Args& u;
   const Turns<ROWS> turns;
-  uint64_t half = 0;   // offset of the half that the step uses
+  uint64_t half = 0;   // offset of the buffer that the step uses
   dev::Raw carried;    // the result of the last sum, where there is but one
   dev::Raw source[K];  // what the next sends carry; [0] for all if they have one source
 
@@ -92,12 +114,21 @@ struct Unrolled {
   }
   PL_FN char* output(const Span& span) const { return static_cast<char*>(s.a.output) + span.in_tile * PL_PACK_BYTES; }
 
+  PL_FN Span sent(const Phase& ph, uint32_t row, uint32_t j, uint32_t k) const {
+    return span_of<D, ROWS>(s, row, j, ONE ? 0 : ph.send_first[k], ONE ? u.widest : ph.send_packs[k]);
+  }
+  PL_FN Span operand(const Phase& ph, uint32_t row, uint32_t j, uint32_t k) const {
+    return span_of<D, ROWS>(s, row, j, ONE ? 0 : ph.item_first[k], ONE ? u.widest : ph.item_packs[k]);
+  }
+  PL_FN bool one_source(const Phase& ph) const { return ONE || ph.one_source; }
+  PL_FN bool sends_result(const Phase& ph) const { return !ONE && ph.result; }
+
   PL_FN void load(const Phase& ph, uint32_t row, uint32_t j) {
-    const bool kept = !dev::HOST && ph.result && turns.once(u.widest);
-    if (ph.one_source) {
+    const bool kept = !dev::HOST && sends_result(ph) && turns.once(u.widest);
+    if (one_source(ph)) {
       if (kept) {
         dev::same_view(source[0], carried);
-      } else if (j < ph.send_packs[0]) {
+      } else if (ONE || j < ph.send_packs[0]) {  // where all send the tile, it is the rank's own operand too
         load_pack(source[0], ph, row, j, 0);
       }
       return;
@@ -107,13 +138,20 @@ struct Unrolled {
       if (j < ph.send_packs[k]) load_pack(source[k], ph, row, j, k);
   }
   PL_FN void load_pack(dev::Raw& raw, const Phase& ph, uint32_t row, uint32_t j, uint32_t k) {
-    const Span span = span_of<D, ROWS>(s, row, j, ph.send_first[k], ph.send_packs[k]);
-    dev::pack_load(raw, ph.result ? output(span) : input(span));
+    const Span span = sent(ph, row, j, k);
+    dev::pack_load(raw, sends_result(ph) ? output(span) : input(span));
   }
 
   PL_FN void send(const Phase& ph, uint32_t row, uint32_t j) {
     // Two loops: which source it is would otherwise be an index into registers.
-    if (ph.one_source) {
+    if (!dev::HOST && one_source(ph)) {
+      uint32_t words[PL_PACK_BYTES / 4];
+      PL_EACH
+      for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) words[w] = P::legal(source[0].word(w));
+      PL_EACH
+      for (uint32_t k = 0; k < K; ++k)
+        P::put_pack_if(j < ph.send_packs[k], s, destination(ph, k, sent(ph, row, j, k)), words);
+    } else if (one_source(ph)) {
       PL_EACH
       for (uint32_t k = 0; k < K; ++k)
         if (j < ph.send_packs[k]) send_to(ph, row, j, k, source[0]);
@@ -124,34 +162,43 @@ struct Unrolled {
     }
   }
   PL_FN void send_to(const Phase& ph, uint32_t row, uint32_t j, uint32_t k, const dev::Raw& raw) {
-    const Span span = span_of<D, ROWS>(s, row, j, ph.send_first[k], ph.send_packs[k]);
-    char* to = reinterpret_cast<char*>(ph.to[k] + half) + span.in_piece * P::PACK_BYTES;
-    P::put_at(s, to, span, raw, false);
+    const Span span = sent(ph, row, j, k);
+    P::put_at(s, destination(ph, k, span), span, raw, false);
+  }
+  PL_FN char* destination(const Phase& ph, uint32_t k, const Span& span) const {
+    return reinterpret_cast<char*>(ph.to[k] + half) + span.in_piece * P::PACK_BYTES;
   }
 
   PL_FN char* slot(const Phase& ph, uint32_t k, const Span& span) const {
     return reinterpret_cast<char*>(ph.at[k] + half) + span.in_piece * P::PACK_BYTES;
   }
 
-  // Waits for the operands in `wanted`. On a GPU the others are read as well: a branch would keep the loads from being
-  // in flight together.
+  // Waits for the operands in `wanted`; the others stay as they are.
   template <class SpanOf>
   PL_FN bool gather(const Phase& ph, uint32_t wanted, SpanOf span, dev::Raw (&raw)[LEAVES]) {
-    uint32_t missing = 0;
     return await(
         s,
         [&] {
-          missing = 0;
+          bool all = true;
           PL_EACH
           for (uint32_t k = 0; k < LEAVES; ++k) {
-            if (dev::HOST && !(wanted >> k & 1)) continue;
             const Span at = span(k);
-            missing |= uint32_t(!P::template arrived_at<false>(s, slot(ph, k, at), at, raw[k], false)) << k;
+            all &= P::arrived_if(wanted >> k & 1, s, slot(ph, k, at), at, raw[k]);
           }
-          missing &= wanted;
-          return missing == 0;
+          return all;
         },
-        [&] { return uint32_t(ph.from[dev::lowest_bit(missing)]); });
+        [&] { return missing_peer(ph, wanted, span); });
+  }
+  // Looked for once a wait has ended in vain: a mask kept up to date would be paid by every poll.
+  template <class SpanOf>
+  PL_FN uint32_t missing_peer(const Phase& ph, uint32_t wanted, SpanOf span) {
+    PL_ROLL
+    for (uint32_t k = 0; k < LEAVES; ++k) {
+      dev::Raw seen;
+      const Span at = span(k);
+      if ((wanted >> k & 1) && !P::template arrived_at<false>(s, slot(ph, k, at), at, seen, false)) return ph.from[k];
+    }
+    return ph.from[dev::lowest_bit(wanted)];  // it has come since
   }
   template <class SpanOf>
   PL_FN void rearm(const Phase& ph, uint32_t read, SpanOf span) {
@@ -160,33 +207,49 @@ struct Unrolled {
       if (read >> k & 1) P::rearm_at(slot(ph, k, span(k)), span(k), false);
   }
 
+  // Leaves that do not arrive, before the wait: the rank's own pack, and those of nobody.
+  PL_FN void set_leaves(const dev::Raw& mine, uint32_t own, dev::Raw (&raw)[LEAVES]) {
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k) {
+      const bool here = own >> k & 1;
+      if (dev::HOST) {
+        if (here) dev::same_view(raw[k], mine);
+        continue;
+      }
+      PL_EACH
+      for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *raw[k].words(w) = here ? P::legal(mine.word(w)) : NEGATIVE_ZERO;
+    }
+  }
+
   // All operands of one piece, along the balanced tree: see add_tree in fold.cuh.
   PL_FN bool sum(const Phase& ph, uint32_t row, uint32_t j) {
-    const Span span = span_of<D, ROWS>(s, row, j, ph.item_first[0], ph.item_packs[0]);
+    const Span span = operand(ph, row, j, 0);
     const auto same = [&](uint32_t) { return span; };
     dev::Raw raw[LEAVES], mine;
     const uint32_t own = ph.present & ~ph.remote;
-    if (own) dev::pack_load(mine, input(span));
+    if (ONE && !dev::HOST && turns.once(u.widest))
+      dev::same_view(mine, source[0]);
+    else if (own)
+      dev::pack_load(mine, input(span));
+    set_leaves(mine, own, raw);
     if (!gather(ph, ph.remote, same, raw)) return false;
     rearm(ph, ph.remote, same);
-    PL_EACH
-    for (uint32_t k = 0; k < LEAVES; ++k)
-      if (own >> k & 1) dev::same_view(raw[k], mine);
     dev::Out<typename D::T> out(output(span), span.bytes);
-    const uint32_t n = extent<D>(span), ranks = s.a.n;
-    const bool average = s.a.op == PL_AVG;
+    typename D::A total[dev::STRIP * elements<D>()];
+    const uint32_t n = extent<D>(span);
     PL_UNROLL
     for (uint32_t i = 0; i < n; ++i) {
       typename D::A x[LEAVES];
       PL_EACH
       for (uint32_t k = 0; k < LEAVES; ++k)  // on a GPU an absent one is a register, on a CPU it would be no address
-        x[k] = !dev::HOST || ph.present >> k & 1 ? D::up(dev::In<typename D::T>(raw[k])[i]) : 0;
-      PL_EACH
-      for (uint32_t half = LEAVES / 2, width = 1; half > 0; half /= 2, width *= 2) PL_EACH
-      for (uint32_t k = 0; k < half; ++k)
-        x[k] = ph.present >> ((2 * k + 1) * width) & 1 ? Sum::of(x[2 * k], x[2 * k + 1]) : x[2 * k];
-      out.set(i, D::down(average ? Arith<typename D::A>::div(x[0], ranks) : x[0]));
+        x[k] = !dev::HOST || ph.present >> k & 1 ? D::up(dev::In<typename D::T>(raw[k])[i]) : -0.0f;
+      total[i] = Along<0, LEAVES>::sum(x);
     }
+    // Averages are rare, and a division is long.
+    if (PL_UNLIKELY(s.a.op == PL_AVG)) PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) total[i] = share_of(total[i], s.a.n);
+    PL_UNROLL
+    for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(total[i]));
     out.flush_whole();
     out.keep(carried);
     return true;
@@ -194,11 +257,12 @@ struct Unrolled {
 
   // Every operand is the result of its piece: the bytes as they came.
   PL_FN bool copy(const Phase& ph, uint32_t row, uint32_t j) {
-    const auto own = [&](uint32_t k) { return span_of<D, ROWS>(s, row, j, ph.item_first[k], ph.item_packs[k]); };
+    const auto own = [&](uint32_t k) { return operand(ph, row, j, k); };
     uint32_t wanted = 0;
     PL_EACH
     for (uint32_t k = 0; k < LEAVES; ++k) wanted |= uint32_t(j < ph.item_packs[k]) << k;
     dev::Raw raw[LEAVES];
+    set_leaves(raw[0], 0, raw);
     if (!gather(ph, wanted, own, raw)) return false;
     rearm(ph, wanted, own);
     PL_EACH
@@ -208,26 +272,39 @@ struct Unrolled {
   }
 
   PL_FN bool fold(const Phase& ph, uint32_t row, uint32_t j) {
-    if (ph.fold == PL_FOLD_SUM) return j >= ph.item_packs[0] || sum(ph, row, j);
+    if (ONE || ph.fold == PL_FOLD_SUM) return j >= (ONE ? u.widest : ph.item_packs[0]) || sum(ph, row, j);
     return ph.fold == PL_FOLD_NONE || copy(ph, row, j);
   }
 
+  // The first packs that this thread sends, before it is known whether the step may run.
+  PL_FN void load_first() {
+    if (turns.first < u.widest && turns.row < turns.rows) load(u.phase[0], turns.row, turns.first);
+  }
+
+  // `loaded`: it is the first phase, whose first packs are there.
+  PL_FN bool run_phase(const Phase& ph, bool loaded) {
+    turns.each(u.widest, [&](uint32_t row, uint32_t j) {
+      if (!loaded || j != turns.first || row != turns.row) load(ph, row, j);
+      send(ph, row, j);
+      return true;
+    });
+    if (loaded) land_rearmed(s);
+    if (ROWS && loaded) prefetch_norm<D>(s.a);
+    return turns.each(u.widest, [&](uint32_t row, uint32_t j) { return fold(ph, row, j); });
+  }
   PL_FN bool run() {
     clear_old_tags(s);
-    half = (s.epoch & 1) * s.a.geo.half_bytes;
-    PL_ROLL
-    for (uint32_t p = 0; p < u.phases; ++p) {
-      const Phase& ph = u.phase[p];
-      s.phase = p;
-      turns.each(u.widest, [&](uint32_t row, uint32_t j) {
-        // The first packs of all have been loaded while the step began.
-        if (p != 0 || j != turns.first || row != turns.row) load(ph, row, j);
-        send(ph, row, j);
-        return true;
-      });
-      if (!turns.each(u.widest, [&](uint32_t row, uint32_t j) { return fold(ph, row, j); })) return false;
+    half = (s.epoch & s.a.geo.rotation) * s.a.geo.half_bytes;
+    if constexpr (ONE) {
+      return run_phase(u.phase[0], true);
+    } else {
+      PL_ROLL
+      for (uint32_t p = 0; p < u.phases; ++p) {
+        s.phase = p;
+        if (!run_phase(u.phase[p], p == 0)) return false;
+      }
+      return true;
     }
-    return true;
   }
 
   // Over the packs of this block, as fill_own in all_reduce.cuh: every piece is the result of one phase.
@@ -247,38 +324,38 @@ struct Unrolled {
   }
 };
 
+// Apart from the step that runs, which it would make longer.
+template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS>
+PL_COLD void fill_own_unrolled(const typename Fan<K>::Args& u, uint64_t tile_packs) {
+  Step s(u.step, tile_packs, ROWS ? u.step.rows : 0);
+  Unrolled<D, P, K, PHASES, ROWS>(s, u).fill_own();
+}
+
 // One step: sums and averages of floats, by ll or sentinel.
-template <class D, class P, uint32_t K>
+template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
   if (u.step.count == 0) return;  // an empty call is no step
   Step s(u.step, u.step.count / elements<D>(), 0);
-  Unrolled<D, P, K, false> steps(s, u);
-  if (steps.turns.first < u.widest) steps.load(u.phase[0], 0, steps.turns.first);
-  if (begin(s) == Entry::Refused) {
-    steps.fill_own();
-    return;
-  }
-  bool ok = may_run(s);
-  if (ok) ok = steps.run();
-  end<D>(s, ok, P::REARMS, [&] { steps.fill_own(); });
+  Unrolled<D, P, K, PHASES, false> steps(s, u);
+  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, false>(u, s.packs); };
+  steps.load_first();
+  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
+  const bool ok = may_run(s) && steps.run();
+  end<D>(s, ok, fill);
 }
 
 // The same with add + RMSNorm: see all_reduce_add_rms_norm in all_reduce.cuh.
-template <class D, class P, uint32_t K>
+template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
   if (u.step.rows == 0) return;
   Step s(u.step, u.step.width / elements<D>(), u.step.rows);
-  Unrolled<D, P, K, true> steps(s, u);
-  if (steps.turns.first < u.widest && steps.turns.row < steps.turns.rows)
-    steps.load(u.phase[0], steps.turns.row, steps.turns.first);
-  if (begin(s) == Entry::Refused) {
-    steps.fill_own();
-    return;
-  }
-  bool ok = may_run(s);
-  if (ok) ok = steps.run();
-  if (!dev::any_in_block(!ok)) add_rms_norm<D>(u.step);
-  end<D>(s, ok, P::REARMS, [&] { steps.fill_own(); });
+  Unrolled<D, P, K, PHASES, true> steps(s, u);
+  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, true>(u, s.packs); };
+  steps.load_first();
+  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
+  const bool ok = may_run(s) && steps.run();
+  if (PL_LIKELY(!dev::any_in_block(!ok))) add_rms_norm<D>(u.step);
+  end<D>(s, ok, fill);
 }
 
 }  // namespace PL_NAMESPACE

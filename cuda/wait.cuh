@@ -25,8 +25,8 @@ constexpr uint32_t LOOKS_PER_HOST_LOOK = 16;
 
 enum class Look { KeepWaiting, Stop, Expired, Left };
 
-PL_FN char* record_slot(const Step& s, uint32_t at, uint32_t of) {
-  return slab(s, at) + s.a.geo.records + of * sizeof(pl_record);
+PL_FN char* record_slot(const pl_step& a, uint32_t at, uint32_t of) {
+  return slab(a, at) + a.geo.records + of * sizeof(pl_record);
 }
 
 PL_FN uint64_t record_word(const pl_record& r, uint32_t i) {
@@ -50,46 +50,56 @@ static_assert(sizeof(pl_record) == 8 * (RECORD_WORDS + 1), "a record is its word
 static_assert(offsetof(pl_record, valid) == 8 * RECORD_WORDS, "`valid` comes last");
 
 // The first peer with a record in this rank's slab, or n.
-PL_FN uint32_t who_gave_up(const Step& s) {
+PL_FN uint32_t who_gave_up(const pl_step& a) {
   PL_ROLL
-  for (uint32_t p = 0; p < s.a.n; ++p)
-    if (p != s.a.rank && dev::flag_acquire(record_slot(s, s.a.rank, p) + offsetof(pl_record, valid)) == 1) return p;
-  return s.a.n;
+  for (uint32_t p = 0; p < a.n; ++p)
+    if (p != a.rank && dev::flag_acquire(record_slot(a, a.rank, p) + offsetof(pl_record, valid)) == 1) return p;
+  return a.n;
 }
 
 // Writes the sticky state, once: the first reason stays. The claim of `abort` decides among threads, blocks and the
 // host; whoever reads `abort` first may have to wait a moment for `record.valid`.
-PL_FN bool claim_state(const Step& s, uint32_t reason) {
-  return dev::claim(&s.a.state->abort, reason) == PL_REASON_NONE;
+PL_FN bool claim_state(const pl_step& a, uint32_t reason) {
+  return dev::claim(&a.state->abort, reason) == PL_REASON_NONE;
 }
 
 // What the host has to say, where it cannot write into the rank's memory itself while kernels run.
-PL_FN Look host_look(const Step& s) {
-  pl_report* report = s.a.report;
+PL_FN Look host_look(const pl_step& a, uint64_t epoch) {
+  pl_report* report = a.report;
   const uint32_t reason = dev::local_load32(&report->abort);
   if (reason != PL_REASON_NONE) {
-    claim_state(s, reason);
+    claim_state(a, reason);
     return Look::Stop;
   }
   // A rank that left had finished every step before `left`, so what those need of it is on its way; later ones wait for
   // words that nobody will send.
   const uint64_t left = dev::flag_acquire(&report->left);
-  return left != 0 && s.epoch >= left ? Look::Left : Look::KeepWaiting;
+  return left != 0 && epoch >= left ? Look::Left : Look::KeepWaiting;
 }
 
-PL_FN Look look(const Step& s, uint64_t& start, uint32_t spins) {
-  if (dev::local_load32(&s.a.state->abort) != PL_REASON_NONE) return Look::Stop;
-  if (s.a.report != nullptr && spins % (POLLS_PER_LOOK * LOOKS_PER_HOST_LOOK) == 0) {
-    const Look said = host_look(s);
+// `start`: when the first look was, 0 for that one.
+PL_FN Look look(const pl_step& a, uint64_t epoch, uint64_t& start, uint32_t spins) {
+  if (dev::local_load32(&a.state->abort) != PL_REASON_NONE) return Look::Stop;
+  if (a.report != nullptr && spins % (POLLS_PER_LOOK * LOOKS_PER_HOST_LOOK) == 0) {
+    const Look said = host_look(a, epoch);
     if (said != Look::KeepWaiting) return said;
   }
-  if (who_gave_up(s) < s.a.n) return Look::Stop;
+  if (who_gave_up(a) < a.n) return Look::Stop;
   const uint64_t now = dev::now_ns();
   if (start == 0) {
     start = now;
     return Look::KeepWaiting;
   }
-  return now - start >= s.a.deadline_ns ? Look::Expired : Look::KeepWaiting;
+  return now - start >= a.deadline_ns ? Look::Expired : Look::KeepWaiting;
+}
+
+// What a look has found and when the first one was, in one word: a cold function takes and returns values alone, since
+// a reference to what a wait keeps in registers would put that into memory.
+constexpr uint32_t LOOK_BITS = 2;
+static_assert(uint32_t(Look::Left) < 1u << LOOK_BITS, "a look fits its bits");
+PL_COLD uint64_t look_again(const pl_step& a, uint64_t epoch, uint64_t start, uint32_t spins) {
+  const Look seen = look(a, epoch, start, spins);
+  return start << LOOK_BITS | uint64_t(seen);
 }
 
 // Polls until `poll()` is true. Every spin of every kernel is this loop, so every spin ends: false after the deadline,
@@ -104,11 +114,15 @@ PL_FN bool await(Step& s, Poll poll, Peer peer) {
   Look seen = Look::KeepWaiting;
   PL_ROLL
   for (uint32_t spins = 1;; ++spins) {
-    if (poll()) return true;
-    if (seen != Look::KeepWaiting) break;
+    if (PL_LIKELY(poll())) return true;
+    if (PL_UNLIKELY(seen != Look::KeepWaiting)) break;
     const bool yield = dev::HOST && (s.a.yield || spins > POLLS_BEFORE_YIELD);
     dev::pause(yield);
-    if (spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0) seen = look(s, start, spins);
+    if (PL_UNLIKELY(spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0)) {
+      const uint64_t said = look_again(s.a, s.epoch, start, spins);
+      start = said >> LOOK_BITS;
+      seen = Look(said & ((1u << LOOK_BITS) - 1));
+    }
   }
   if (seen == Look::Expired) {
     s.reason = PL_REASON_DEADLINE;
@@ -120,50 +134,50 @@ PL_FN bool await(Step& s, Poll poll, Peer peer) {
   return false;
 }
 
-// This thread's step has failed: makes it sticky here and, where the verdict is this rank's own, tells every peer it
-// has mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
-PL_FN void give_up(Step& s) {
-  if (s.reason == PL_REASON_NONE) {
-    const uint32_t p = who_gave_up(s);
-    if (p == s.a.n) return;  // this rank's abort word was set already
-    const char* from = record_slot(s, s.a.rank, p);
-    if (!claim_state(s, uint32_t(dev::poll_64(from)))) return;
+// A thread's step has failed, `verdict` says why: makes it sticky here and, where the verdict is this rank's own, tells
+// every peer it has mapped. A verdict that came from a peer is not passed on: that peer has told everybody itself.
+PL_COLD void give_up(const pl_step& a, uint64_t epoch, Verdict verdict) {
+  if (verdict.reason == PL_REASON_NONE) {
+    const uint32_t p = who_gave_up(a);
+    if (p == a.n) return;  // this rank's abort word was set already
+    const char* from = record_slot(a, a.rank, p);
+    if (!claim_state(a, uint32_t(dev::poll_64(from)))) return;
     PL_ROLL
     for (uint32_t k = 0; k < 2; ++k) {
-      if (k == 1 && s.a.report == nullptr) break;
-      char* to = reinterpret_cast<char*>(k == 0 ? &s.a.state->record : &s.a.report->record);
+      if (k == 1 && a.report == nullptr) break;
+      char* to = reinterpret_cast<char*>(k == 0 ? &a.state->record : &a.report->record);
       PL_ROLL
       for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, dev::poll_64(from + 8 * i));
       dev::flag_release(to + 8 * RECORD_WORDS, 1);
     }
     return;
   }
-  if (!claim_state(s, s.reason)) return;
+  if (!claim_state(a, verdict.reason)) return;
   pl_record r;
-  r.reason = s.reason;
-  r.rank = s.a.rank;
-  r.peer = s.peer;
-  r.phase = s.reason == PL_REASON_MISMATCH ? s.differs : s.phase;
-  r.step = s.epoch;
-  r.dtype = s.a.dtype;
-  r.op = s.a.op;
-  r.count = s.a.count;
-  if (s.reason == PL_REASON_MISMATCH && s.differs != DIFFERS_SIGNATURE) {
+  r.reason = verdict.reason;
+  r.rank = a.rank;
+  r.peer = verdict.peer;
+  r.phase = verdict.reason == PL_REASON_MISMATCH ? verdict.differs : verdict.phase;
+  r.step = epoch;
+  r.dtype = a.dtype;
+  r.op = a.op;
+  r.count = a.count;
+  if (verdict.reason == PL_REASON_MISMATCH && verdict.differs != DIFFERS_SIGNATURE) {
     const pl_call* theirs =
-        reinterpret_cast<const pl_call*>(slab(s, s.a.rank) + s.a.geo.calls) + (s.epoch & 1) * PL_MAX_RANKS + s.peer;
+        reinterpret_cast<const pl_call*>(slab(a, a.rank) + a.geo.calls) + (epoch & 1) * PL_MAX_RANKS + verdict.peer;
     const uint64_t types = dev::poll_64(&theirs->dtype);
     r.count = dev::poll_64(&theirs->count);
     r.dtype = uint32_t(types);
     r.op = uint32_t(types >> 32);
   }
   // Element sizes by number of the type, a hex digit each: an array would be copied to the stack of every thread.
-  r.bytes = s.a.count * ((0x2842884411ull >> (4 * s.a.dtype)) & 15);
+  r.bytes = a.count * ((0x2842884411ull >> (4 * a.dtype)) & 15);
   PL_ROLL
-  for (uint32_t p = 0; p < s.a.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
-    if (p == s.a.rank || (p < s.a.n && s.a.base[p] == 0) || (p > s.a.n && s.a.report == nullptr)) continue;
-    char* to = p < s.a.n    ? record_slot(s, p, s.a.rank)
-               : p == s.a.n ? reinterpret_cast<char*>(&s.a.state->record)
-                            : reinterpret_cast<char*>(&s.a.report->record);
+  for (uint32_t p = 0; p < a.n + 2u; ++p) {  // the last rounds are the rank's own state and the host's copy
+    if (p == a.rank || (p < a.n && a.base[p] == 0) || (p > a.n && a.report == nullptr)) continue;
+    char* to = p < a.n    ? record_slot(a, p, a.rank)
+               : p == a.n ? reinterpret_cast<char*>(&a.state->record)
+                          : reinterpret_cast<char*>(&a.report->record);
     PL_ROLL
     for (uint32_t i = 0; i < RECORD_WORDS; ++i) dev::post_64(to + 8 * i, record_word(r, i));
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.

@@ -10,7 +10,9 @@ pub const PL_MAX_SENDS: u32 = 72;
 pub const PL_MAX_ITEMS: u32 = 240;
 pub const PL_MAX_FOLDS: u32 = 54;
 pub const PL_PACK_BYTES: u32 = 16;
-pub const PL_TURN_ID_BITS: u32 = 16;
+pub const PL_TURN_ID_BITS: u32 = 12;
+pub const PL_TURN_BITS: u32 = 20;
+pub const PL_MAX_BLOCKS: u32 = 256;
 pub const PL_FOLD_STACK: u32 = 5;
 pub const PL_UNROLLED_PHASES: u32 = 2;
 pub const PL_PROBE_BLOCKS: u32 = 16;
@@ -261,7 +263,7 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct pl_channel {
     pub turn: u64,
-    pub arrived: u32,
+    pub entered: u32,
     pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -269,7 +271,7 @@ const _: () = {
     ["Size of pl_channel"][::std::mem::size_of::<pl_channel>() - 16usize];
     ["Alignment of pl_channel"][::std::mem::align_of::<pl_channel>() - 8usize];
     ["Offset of field: pl_channel::turn"][::std::mem::offset_of!(pl_channel, turn) - 0usize];
-    ["Offset of field: pl_channel::arrived"][::std::mem::offset_of!(pl_channel, arrived) - 8usize];
+    ["Offset of field: pl_channel::entered"][::std::mem::offset_of!(pl_channel, entered) - 8usize];
     ["Offset of field: pl_channel::reserved"]
         [::std::mem::offset_of!(pl_channel, reserved) - 12usize];
 };

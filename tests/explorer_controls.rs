@@ -131,8 +131,16 @@ fn a_word_and_its_tag_must_travel_together() {
 #[test]
 fn words_armed_in_host_memory_need_the_fence() {
     let boxes = boxes();
-    let staged = |seed| Plan { host_staged: true, ..any(&boxes, SENTINEL)(seed) };
-    caught("no fence after re-arm", 200, staged, |p| p.control = control::NO_FENCE);
+    let staged = |seed| {
+        let mut p = Plan { host_staged: true, late_rearms: true, ..any(&boxes, SENTINEL)(seed) };
+        // A buffer comes round every four steps.
+        let first = p.steps.clone();
+        p.steps.extend(first);
+        p.rank_steps = vec![p.steps.len() as u32; p.n];
+        p
+    };
+    caught("no fence after re-arm", 400, staged, |p| p.control = control::NO_FENCE);
+    caught("two buffers for late re-arms", 200, staged, |p| p.late_rearms = false);
 }
 
 #[test]
@@ -157,7 +165,7 @@ fn tags_that_may_recur_must_be_cleared() {
         p.rank_steps = vec![p.steps.len() as u32; p.n];
         p.epoch = (1 << 30) - 3;
         let tag = ((1u64 << 30) + 2) << 32;
-        let geo = cases::geometry(Protocol::Ll, &p.steps[0].tables[0]);
+        let geo = cases::geometry(Protocol::Ll, &p.steps[0].tables[0], false);
         for rank in 0..p.n {
             for at in (0..2 * geo.half_bytes).step_by(8) {
                 p.planted.push((rank, geo.data + at, tag | 0x4040_4040));

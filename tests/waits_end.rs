@@ -62,7 +62,7 @@ fn verdicts_are_true(plan: &Plan, k: usize, verdict: &Verdict) -> Result<BTreeSe
             }
         }
         let c = &verdict.channels[rank];
-        if (c.launch(), c.arrived) != (0, 0) {
+        if (c.launch(), c.entered) != (0, 0) {
             return Err(format!("rank {rank} left its channel claimed: {c:?}"));
         }
     }
@@ -178,7 +178,7 @@ fn old_words(mut plan: Plan, k: usize, age: u64) -> Plan {
     let old = epoch_after(plan.epoch, k as u32).wrapping_sub(age);
     for rank in 0..plan.n {
         let step = &plan.steps[k];
-        let geo = geometry(step.protocol, &step.tables[rank]);
+        let geo = geometry(step.protocol, &step.tables[rank], plan.late_rearms);
         let mut plant = |at, value| plan.planted.push((rank, at, value));
         if step.protocol == Protocol::Ll {
             (0..2 * geo.half_bytes)

@@ -3,6 +3,7 @@
 use super::described::{self, Seen};
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::launch::PL_MAX_BLOCKS;
 use crate::log;
 use crate::plan::DeviceKind;
 use crate::probe;
@@ -123,10 +124,11 @@ impl Config {
                 )));
             }
         }
-        if self.threads.is_some_and(|t| t == 0 || t > 256 || t % 32 != 0) || self.blocks == Some(0)
+        if self.threads.is_some_and(|t| t == 0 || t > 256 || t % 32 != 0)
+            || self.blocks.is_some_and(|b| b == 0 || b > PL_MAX_BLOCKS)
         {
             return Err(Error::InvalidArgument(format!(
-                "{:?} blocks of {:?} threads; a launch takes 1 or more blocks of 32 to 256 threads, in steps of 32",
+                "{:?} blocks of {:?} threads; a launch takes 1 to {PL_MAX_BLOCKS} blocks of 32 to 256 threads, in steps of 32",
                 self.blocks, self.threads
             )));
         }

@@ -7,7 +7,7 @@ use crate::lane::{step_packs, step_rows, Layout};
 #[cfg(feature = "cuda")]
 use crate::launch::PL_MAX_RANKS;
 use crate::launch::{pl_geometry, pl_table, PL_DST_PARTIAL};
-use crate::plan::{choose, Choice, DeviceKind, Model};
+use crate::plan::{choose, host_staged_protocol, Choice, DeviceKind, Model};
 use crate::schedule::{self, Goal, Islands, Tree};
 use crate::types::{Algorithm, DType, Direction, Protocol, PACK_BYTES};
 #[cfg(feature = "cuda")]
@@ -79,6 +79,8 @@ pub(crate) struct Plans {
     plans: Vec<Plan>,
     /// What chooses where the box is described.
     model: Option<Model>,
+    /// Whether slabs are host memory that GPUs write.
+    host_staged: bool,
     rank: usize,
     layout: Layout,
     /// Those of other collectives, made when they are first called for.
@@ -131,7 +133,15 @@ impl Plans {
             )));
         }
         let (layout, others) = (*layout, Mutex::default());
-        Ok(Plans { islands, tree, agreed, plans, model: None, rank, layout, others })
+        let host_staged = false;
+        Ok(Plans { islands, tree, agreed, plans, model: None, host_staged, rank, layout, others })
+    }
+
+    /// For slabs in host memory that GPUs write.
+    #[cfg(feature = "cuda")]
+    pub fn host_staged(mut self) -> Self {
+        self.host_staged = true;
+        self
     }
 
     /// The plan of another collective than an all-reduce, all in one piece or in parts; by `flagged`, the one protocol that can
@@ -200,10 +210,13 @@ impl Plans {
         let Agreed { algorithm, protocol, direction, .. } = self.agreed;
         let built = |a: Algorithm| self.plans.iter().any(|p| p.choice.algorithm == a);
         let modelled = self.model.as_ref().and_then(|m| m.choose(bytes, dtype, built));
-        let free = match modelled {
+        let mut free = match modelled {
             Some(line) => line.choice,
             None => choose(self.agreed.device_kind(), &self.islands, bytes, dtype),
         };
+        if self.host_staged && free.algorithm != Algorithm::Staged {
+            free.protocol = host_staged_protocol(bytes, dtype);
+        }
         let algorithm = algorithm.unwrap_or_else(|| {
             // Not built: it has more peers than the GPU has room for. Any other gives the same bits.
             let other = || Algorithm::ALL.iter().copied().rev().find(|&a| built(a));

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::plan::Choice;
 use crate::types::{DType, Direction, Protocol};
 
-/// Steps per protocol: each half is used, re-armed and used again.
-const STEPS: u64 = 4;
+/// Steps per protocol: each of four buffers is used, re-armed and used again.
+const STEPS: u64 = 8;
 /// Elements: several packs per piece for 16 ranks.
 pub(super) const COUNT: usize = 1024;
 /// Fewer in every other step: a short tail, for which a GPU has other kernels.

@@ -24,13 +24,15 @@ const MAX_FLAGS_HALF: u64 = 2048 * FLAG_BYTES;
 /// Least buffer for which more than two are worth their memory.
 const MIN_BUFFER: u64 = 512 << 10;
 /// Least channel: the largest schedule (dual_owner over islands of 1 and 15) has 225 slots, and each must hold a pack.
-const MIN_CHANNEL: u64 = 512 << 10;
+const MIN_CHANNEL: u64 = 640 << 10;
 
 /// The layout of every slab of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Buffers of the bulk protocol's data region.
     buffers: u64,
+    /// Buffers of `sentinel`'s.
+    sentinel_buffers: u64,
     channels: u64,
     channel_bytes: u64,
     flags_half_bytes: u64,
@@ -48,7 +50,7 @@ impl Layout {
         }
         let channel_bytes = (slab_bytes - PAGE) / channels / PAGE * PAGE;
         let flags_half_bytes = (channel_bytes / 16 / PAGE * PAGE).min(MAX_FLAGS_HALF);
-        Ok(Layout { buffers: 2, channels, channel_bytes, flags_half_bytes })
+        Ok(Layout { buffers: 2, sentinel_buffers: 2, channels, channel_bytes, flags_half_bytes })
     }
 
     /// The same with more than two buffers for the bulk protocol, as many of 4 and 8 as have room for a typical message.
@@ -58,6 +60,13 @@ impl Layout {
     pub fn with_rotation(mut self) -> Self {
         let (_, bytes) = self.region(0, Protocol::Flagged);
         self.buffers = [8, 4].into_iter().find(|n| bytes / n >= MIN_BUFFER).unwrap_or(2);
+        self
+    }
+
+    /// The same for slabs in host memory that GPUs write, where words that `sentinel` has armed again land late: see
+    /// `cuda/protocol_sentinel.cuh`.
+    pub fn with_late_rearms(mut self) -> Self {
+        self.sentinel_buffers = 4;
         self
     }
 
@@ -71,7 +80,7 @@ impl Layout {
         self.channels as usize
     }
 
-    /// Start and length of both halves of a protocol's data region in a channel. `flagged` carries the large messages
+    /// Start and length of all buffers of a protocol's data region in a channel. `flagged` carries the large messages
     /// and gets half of the room, the two word protocols a quarter each.
     pub fn region(&self, channel: usize, protocol: Protocol) -> (u64, u64) {
         let start = PAGE + channel as u64 * self.channel_bytes;
@@ -88,7 +97,11 @@ impl Layout {
     pub fn geometry(&self, channel: usize, protocol: Protocol, table: &pl_table) -> pl_geometry {
         let start = PAGE + channel as u64 * self.channel_bytes;
         let (data, bytes) = self.region(channel, protocol);
-        let buffers = if protocol == Protocol::Flagged { self.buffers } else { 2 };
+        let buffers = match protocol {
+            Protocol::Ll => 2,
+            Protocol::Sentinel => self.sentinel_buffers,
+            Protocol::Flagged => self.buffers,
+        };
         let half_bytes = bytes / buffers / PAGE * PAGE;
         let (ll, ll_bytes) = self.region(channel, Protocol::Ll);
         let slots = u64::from(table.slots.max(1));
@@ -185,6 +198,7 @@ mod tests {
             for channels in 1..=4 {
                 let layout = Layout::new(slab, channels).unwrap();
                 let layout = if channels % 2 == 0 { layout.with_rotation() } else { layout };
+                let layout = if channels % 3 == 0 { layout.with_late_rearms() } else { layout };
                 let mut spans = vec![(0, PAGE)];
                 for c in 0..channels {
                     let t = table(225, 225, &[0, 1], 1);
@@ -200,7 +214,7 @@ mod tests {
                         assert!(g.slot_bytes > 0 && g.slot_bytes * 225 <= g.half_bytes);
                         assert!(g.half_bytes * u64::from(g.rotation + 1) <= len);
                         assert!((g.rotation + 1).is_power_of_two());
-                        assert!(p == Protocol::Flagged || g.rotation == 1);
+                        assert!(p != Protocol::Ll || g.rotation == 1);
                         assert_eq!(
                             (g.ll, 2 * g.ll_half_bytes <= len),
                             (layout.region(c, Protocol::Ll).0, true)

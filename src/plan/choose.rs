@@ -26,22 +26,24 @@ pub struct Choice {
 }
 
 /// Messages of up to so many bytes, and the algorithm for them.
-type BySize = &'static [(usize, Algorithm)];
+type BySize<'a> = &'a [(usize, Algorithm)];
 
 /// Shared memory. What counts is the number of phases, since a wait may cost a change of context, until the n-fold reading
 /// of `one_shot` outweighs it. Islands make no difference.
-const CPU: BySize = &[(2 << 10, Algorithm::OneShot), (usize::MAX, Algorithm::TwoShot)];
+const CPU: BySize<'static> = &[(2 << 10, Algorithm::OneShot), (usize::MAX, Algorithm::TwoShot)];
 
 /// Two ranks in shared memory: one hop, until the copies of whole messages outgrow the caches. Measured over 2 cores with
 /// 2 MiB each: 112 KiB take 17 us in one hop and 14 us in two.
-const CPU_PAIR: BySize = &[(64 << 10, Algorithm::OneShot), (usize::MAX, Algorithm::TwoShot)];
+const CPU_PAIR: BySize<'static> =
+    &[(64 << 10, Algorithm::OneShot), (usize::MAX, Algorithm::TwoShot)];
 
-/// GPUs in one island: (n-1) times the message over one link against a second hop. Measured with ranks that share an H200:
-/// 14 KiB over 8 of them take 10 us in one hop and 23 in two, 56 KiB take 21 either way; over 4 one hop leads up to 56 KiB.
-const GPU_ONE_ISLAND: BySize = &[(32 << 10, Algorithm::OneShot), (usize::MAX, Algorithm::TwoShot)];
+/// GPUs in one island: so many bytes that a GPU sends in one hop, (n-1) times the message, cost as much as a second hop.
+/// Measured with ranks that share an H200: over 8 of them 56 KiB take 6.1 us in one hop and 7.0 in two, 112 KiB 8.9 and 7.1;
+/// over 4 112 KiB take 4.4 and 5.3, 448 KiB 12.3 and 7.5.
+const ONE_HOP_BYTES: usize = 400 << 10;
 
 /// GPUs in several islands: first the hops count, then the bytes that cross, then the fan-out.
-const GPU_ISLANDS: BySize = &[
+const GPU_ISLANDS: BySize<'static> = &[
     (4 << 10, Algorithm::OneShot),
     (24 << 10, Algorithm::DualOwner),
     (400 << 10, Algorithm::Hierarchical),
@@ -54,17 +56,21 @@ const LL_BYTES: usize = 64 << 10;
 /// How an all-reduce of `bytes` bytes (the whole message) is served. The algorithm exists for these islands.
 ///
 /// - One or two GPUs: `one_shot`; nothing else has as few hops, and for two ranks nothing sends fewer bytes.
-/// - More: by size, from the tables above.
+/// - More: by size, from the constants above.
 /// - CPU: `flagged`, and pull: one store serves all readers, where push stores once per reader. Two ranks in
 ///   one hop push: there is one reader, and it then polls and reads its own slab.
 /// - GPU: push, since loads over PCIe wait for a round trip. `sentinel` where the type allows it, else `ll` for small
 ///   messages, else `flagged`; `staged` is for bytes that matter, so always `flagged`.
 pub fn choose(device: DeviceKind, islands: &Islands, bytes: usize, dtype: DType) -> Choice {
     let n = islands.ranks();
+    let one_island: BySize = &[
+        (ONE_HOP_BYTES / n.saturating_sub(1).max(1), Algorithm::OneShot),
+        (usize::MAX, Algorithm::TwoShot),
+    ];
     let by_size = match (device, islands.groups().len()) {
         (DeviceKind::Cpu, _) if n == 2 => CPU_PAIR,
         (DeviceKind::Cpu, _) => CPU,
-        (DeviceKind::Gpu, 1) => GPU_ONE_ISLAND,
+        (DeviceKind::Gpu, 1) => one_island,
         (DeviceKind::Gpu, _) => GPU_ISLANDS,
     };
     let algorithm = match by_size.iter().find(|(up_to, _)| bytes <= *up_to) {
@@ -79,6 +85,21 @@ pub fn choose(device: DeviceKind, islands: &Islands, bytes: usize, dtype: DType)
         DeviceKind::Gpu => (gpu_protocol(algorithm, bytes, dtype), Direction::Push),
     };
     Choice { algorithm, protocol, direction }
+}
+
+/// The same where slabs are host memory. Measured over the link of an H200, two ranks in one hop: 14 KiB take 13 us by `ll`,
+/// 9 by `flagged` and 6 by `sentinel`.
+const HOST_STAGED_LL_BYTES: usize = 4 << 10;
+/// Up to here `sentinel` has been measured, and led: 448 KiB take 43 us, by `flagged` 45.
+const HOST_STAGED_SENTINEL_BYTES: usize = 512 << 10;
+
+/// How words travel where slabs are host memory that GPUs write.
+pub fn host_staged_protocol(bytes: usize, dtype: DType) -> Protocol {
+    match dtype.has_sentinel() {
+        true if bytes <= HOST_STAGED_SENTINEL_BYTES => Protocol::Sentinel,
+        false if bytes <= HOST_STAGED_LL_BYTES => Protocol::Ll,
+        _ => Protocol::Flagged,
+    }
 }
 
 fn gpu_protocol(algorithm: Algorithm, bytes: usize, dtype: DType) -> Protocol {
@@ -145,7 +166,9 @@ mod tests {
             (Cpu, 8, "0-3,4-7", 14_336, DType::BF16, (TwoShot, Flagged, Pull)),
             (Gpu, 2, "0,1", 1 << 20, DType::BF16, (OneShot, Sentinel, Push)),
             (Gpu, 8, "0-7", 14_336, DType::BF16, (OneShot, Sentinel, Push)),
-            (Gpu, 8, "0-7", 57_344, DType::BF16, (TwoShot, Sentinel, Push)),
+            (Gpu, 8, "0-7", 57_344, DType::BF16, (OneShot, Sentinel, Push)),
+            (Gpu, 8, "0-7", 114_688, DType::BF16, (TwoShot, Sentinel, Push)),
+            (Gpu, 4, "0-3", 114_688, DType::BF16, (OneShot, Sentinel, Push)),
             (Gpu, 8, "0-3,4-7", 2048, DType::I32, (OneShot, Ll, Push)),
             (Gpu, 8, "0-3,4-7", 14_336, DType::BF16, (DualOwner, Sentinel, Push)),
             (Gpu, 8, "0-3,4-7", 28_672, DType::BF16, (Hierarchical, Sentinel, Push)),

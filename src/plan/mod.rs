@@ -14,7 +14,7 @@ pub mod fabric;
 pub mod nccl;
 pub mod predict;
 
-pub use choose::{choose, Choice, DeviceKind};
+pub use choose::{choose, host_staged_protocol, Choice, DeviceKind};
 pub use constants::{Constants, NOMINAL};
 pub use fabric::Fabric;
 pub use predict::{Line, Model};

@@ -10,6 +10,7 @@ namespace PL_NAMESPACE {
 namespace dev {
 
 #define PL_FN inline
+#define PL_COLD static inline
 #define PL_UNROLL
 #define PL_EACH
 #define PL_ROLL
@@ -60,6 +61,12 @@ inline void poll_4x32(const void* p, uint32_t* w) {
     if (control() == CONTROL_NO_WAIT && w[i] == 0xffffffffu) w[i] = 0x7fffffffu;
   }
 }
+inline void post_4x32_if(bool on, void* p, const uint32_t* w) {
+  if (on) post_4x32(p, w);
+}
+inline void poll_4x32_if(bool on, const void* p, uint32_t* w) {
+  if (on) poll_4x32(p, w);
+}
 inline void post_64(void* p, uint64_t v) {
   if (control() == CONTROL_TORN_WORDS) {
     world->post(p, uint32_t(v), 4);
@@ -73,6 +80,9 @@ inline void post_2x64(void* p, uint64_t x, uint64_t y) {
   if (control() == CONTROL_NO_CLEAR && (x | y) == 0) return;
   post_64(p, x);
   post_64(static_cast<uint64_t*>(p) + 1, y);
+}
+inline void post_2x64_if(bool on, void* p, uint64_t x, uint64_t y) {
+  if (on) post_2x64(p, x, y);
 }
 inline bool tag_matches(uint64_t word, uint32_t tag) {
   const uint32_t found = uint32_t(word >> 32);
@@ -92,6 +102,7 @@ inline bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return tag_matches(x, tag) && tag_matches(y, tag);
 }
+inline bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) { return !on || poll_tagged(p, w, tag); }
 inline void flag_release(void* p, uint64_t v) { world->release(p, v); }
 inline uint64_t flag_acquire(const void* p) {
   const uint64_t v = load<uint64_t>(p);
@@ -109,25 +120,22 @@ inline void sync_block() {
 inline bool any_in_block(bool x) { return world->meet_block(x); }
 inline uint64_t share(uint64_t v) { return world->share(v); }
 
-// The threads of a block take the lanes in turn and leave their sums where all can read them; the
-// tree over them is then each thread's own work.
-constexpr uint32_t LANES = 256, BATCH = HOST ? 1 : 2;
+// The threads of a block take the items in turn and leave what they come to where all can read it; the lanes and the
+// tree over them are then each thread's own work. Rows are short here: an item is a lane.
+constexpr uint32_t LANES = 256, BATCH = HOST ? 1 : 2, ITEMS_AT_ONCE = LANES;
 template <class Load, class Use>
 float sum_over_lanes(uint32_t items, Load load, Use use) {
-  float* lanes = world->lanes();
-  for (uint32_t lane = tid(); lane < LANES; lane += threads()) {
-    lanes[lane] = 0;
-    for (uint32_t first = lane; first < items; first += LANES * BATCH) {
-      for (uint32_t k = 0; k < BATCH; ++k)
-        if (first + k * LANES < items) load(k, first + k * LANES);
-      for (uint32_t k = 0; k < BATCH; ++k)
-        if (first + k * LANES < items) lanes[lane] += use(k, first + k * LANES);
-    }
-    world->point();
+  float* values = world->lanes();
+  for (uint32_t first = tid(); first < items; first += threads() * BATCH) {
+    for (uint32_t k = 0; k < BATCH; ++k)
+      if (first + k * threads() < items) load(k, first + k * threads());
+    for (uint32_t k = 0; k < BATCH; ++k)
+      if (first + k * threads() < items) values[first + k * threads()] = use(k, first + k * threads());
   }
+  world->point();
   sync_block();
-  float x[LANES];
-  memcpy(x, lanes, sizeof x);
+  float x[LANES] = {};
+  memcpy(x, values, items * sizeof *x);
   sync_block();  // the next sum writes there
   for (uint32_t d = 16; d > 0; d /= 2)
     for (uint32_t l = 0; l < LANES; ++l)
@@ -136,7 +144,9 @@ float sum_over_lanes(uint32_t items, Load load, Use use) {
     for (uint32_t g = 0; g < d; g += 32) x[g] += x[g + d];
   return x[0];
 }
+inline void prefetch(const void*) {}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 inline uint32_t lowest_bit(uint32_t mask) { return uint32_t(__builtin_ctz(mask)); }
 
 template <class T>
@@ -159,22 +169,23 @@ inline uint64_t enter(uint64_t* turn, uint64_t id) {
   *turn |= id;
   return old;
 }
-inline void leave(uint64_t* turn, uint64_t word) {
-  // The control leaves the epoch that stands there.
-  local_put(turn, control() == CONTROL_EPOCH_STANDS ? *turn >> 16 << 16 : word);
-}
+inline void leave(uint64_t* turn, uint64_t word) { local_put(turn, word); }
 inline uint32_t claim(uint32_t* p, uint32_t v) {
   world->local_store();
   const uint32_t old = *p;
   if (old == 0) *p = v;
   return old;
 }
-inline bool arrive(uint32_t* p, uint32_t& failures) {
+inline bool count_in(uint32_t* p) {
   world->local_store();
-  if (blocks() == 1) return true;
-  *p += 1 + (failures << 16);
-  failures = *p >> 16;
-  return (*p & 0xffff) == blocks();
+  *p = (*p + 1) % blocks();
+  return *p == 0;
+}
+inline void count_out(uint64_t* turn, uint64_t v) {
+  world->local_store();
+  const uint64_t sum = *turn + v, epoch = ~((uint64_t(1) << PL_TURN_BITS) - 1);
+  // The control leaves the epoch that stands there.
+  *turn = control() == CONTROL_EPOCH_STANDS ? (sum & ~epoch) | (*turn & epoch) : sum;
 }
 
 inline uint64_t now_ns() { return world->clock(); }

@@ -137,6 +137,8 @@ pub struct Plan {
     pub threads: u32,
     pub cpu_shape: bool,
     pub host_staged: bool,
+    /// Four buffers for `sentinel` instead of two.
+    pub late_rearms: bool,
     pub check: bool,
     pub control: u32,
     pub one_half: bool,
@@ -203,6 +205,7 @@ fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) 
         };
         steps.push(step(&mut r, tables, protocol));
     }
+    let host_staged = r.one_in(3);
     Plan {
         seed,
         name: format!("{algorithm} {} {}, ranks {}", way.0, way.1, b.name),
@@ -212,7 +215,8 @@ fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) 
         blocks,
         threads,
         cpu_shape,
-        host_staged: r.one_in(3),
+        host_staged,
+        late_rearms: host_staged,
         check: r.one_in(8),
         control: 0,
         one_half: false,
@@ -232,7 +236,7 @@ pub fn step(r: &mut Random, tables: &[pl_table], protocol: Protocol) -> Step {
         _ => DType::BF16,
     };
     let op = if dtype != DType::I32 && r.one_in(3) { Op::Avg } else { Op::Sum };
-    let geometry = geometry(protocol, &tables[0]);
+    let geometry = geometry(protocol, &tables[0], true);
     let most = step_packs(&geometry, &tables[0], dtype, protocol).min(MAX_PACKS);
     let longest = if r.one_in(6) { most } else { most.min(10) };
     let packs = 1 + r.below(longest);
@@ -349,7 +353,7 @@ pub fn fused_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> 
         if k != 1 && r.one_in(3) {
             continue;
         }
-        let geometry = geometry(step.protocol, &step.tables[0]);
+        let geometry = geometry(step.protocol, &step.tables[0], true);
         let row_packs = 1 + r.below(6);
         let most = step_rows(&geometry, &step.tables[0], DType::BF16, step.protocol, row_packs);
         let rows = 1 + r.below(most.min(MAX_PACKS / row_packs).min(7));
@@ -360,11 +364,14 @@ pub fn fused_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> 
     plan
 }
 
-pub fn geometry(protocol: Protocol, table: &pl_table) -> pl_geometry {
+/// `late_rearms`: as `Layout::with_late_rearms` makes it.
+pub fn geometry(protocol: Protocol, table: &pl_table, late_rearms: bool) -> pl_geometry {
+    let buffers = if protocol == Protocol::Sentinel && late_rearms { 4 } else { 2 };
+    let half_bytes = 2 * HALF / buffers;
     pl_geometry {
         data: DATA + 2 * HALF * protocol as u64,
-        half_bytes: HALF,
-        slot_bytes: HALF / u64::from(table.slots) / 128 * 128,
+        half_bytes,
+        slot_bytes: half_bytes / u64::from(table.slots) / 128 * 128,
         flags: FLAGS,
         flags_half_bytes: FLAGS_HALF,
         records: 0,
@@ -372,7 +379,7 @@ pub fn geometry(protocol: Protocol, table: &pl_table) -> pl_geometry {
         flag_chunks: (FLAGS_HALF / 64) as u32 / u32::from(table.flag_slots),
         ll: DATA + 2 * HALF * Protocol::Ll as u64,
         ll_half_bytes: HALF,
-        rotation: 1,
+        rotation: buffers as u32 - 1,
     }
 }
 
@@ -452,7 +459,7 @@ fn failed(dtype: DType) -> u32 {
 
 fn next_epoch(e: u64) -> u64 {
     if (e + 1) as u32 == 0 {
-        e + 3
+        e + 5
     } else {
         e + 1
     }
@@ -633,7 +640,7 @@ impl Runner {
                 for (r, b) in base.iter_mut().enumerate().take(n) {
                     *b = self.slab(r).as_ptr() as u64;
                 }
-                let mut geo = geometry(step.protocol, &step.tables[rank]);
+                let mut geo = geometry(step.protocol, &step.tables[rank], plan.late_rearms);
                 if plan.one_half {
                     (geo.half_bytes, geo.flags_half_bytes) = (0, 0);
                 }
@@ -803,7 +810,7 @@ impl Runner {
             let steps = plan.rank_steps[rank];
             if states[rank].abort == 0 && steps > 0 {
                 let want = (epoch_after(plan.epoch, steps), 0, 0);
-                let got = (c.epoch(), c.launch(), c.arrived);
+                let got = (c.epoch(), c.launch(), c.entered);
                 if got != want {
                     return Some(format!("rank {rank}: channel is {got:x?}, not {want:x?}"));
                 }

@@ -57,9 +57,12 @@ void explore(const pl_args& a) {
 #if EXPLORER_STRIP == 1
 template <class D, class P>
 void unrolled(const pl_unrolled_7& u) {
+  // As the host chooses: by the table's phases.
   if constexpr (D::SHORT_FLOAT)
-    if (u.step.rows) return all_reduce_add_rms_norm_unrolled<D, P, 7>(u);
-  all_reduce_unrolled<D, P, 7>(u);
+    if (u.step.rows)
+      return u.phases == 1 ? all_reduce_add_rms_norm_unrolled<D, P, 7, 1>(u)
+                           : all_reduce_add_rms_norm_unrolled<D, P, 7, 2>(u);
+  u.phases == 1 ? all_reduce_unrolled<D, P, 7, 1>(u) : all_reduce_unrolled<D, P, 7, 2>(u);
 }
 
 void explore_unrolled(const pl_unrolled_7& u) {

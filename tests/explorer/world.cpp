@@ -317,7 +317,7 @@ void World::drain(uint32_t rank) {
 // ---- what controls need to know
 
 uint64_t World::epoch() const {
-  const uint64_t e = now->args->step.channel->turn >> PL_TURN_ID_BITS;
+  const uint64_t e = now->args->step.channel->turn >> PL_TURN_BITS;
   return uint32_t(e) == 0 ? e + 2 : e;
 }
 

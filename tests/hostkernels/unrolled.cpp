@@ -6,8 +6,10 @@ namespace PL_NAMESPACE {
 template <class D, class P, uint32_t K>
 void run(const typename Fan<K>::Args& u) {
   if constexpr (D::SHORT_FLOAT)
-    if (u.step.rows != 0) return all_reduce_add_rms_norm_unrolled<D, P, K>(u);
-  all_reduce_unrolled<D, P, K>(u);
+    if (u.step.rows != 0)
+      return u.phases == 1 ? all_reduce_add_rms_norm_unrolled<D, P, K, 1>(u)
+                           : all_reduce_add_rms_norm_unrolled<D, P, K, 2>(u);
+  u.phases == 1 ? all_reduce_unrolled<D, P, K, 1>(u) : all_reduce_unrolled<D, P, K, 2>(u);
 }
 
 template <class D, uint32_t K>

@@ -62,7 +62,7 @@ void* run(void* arg) {
   pl_args* a = static_cast<pl_args*>(calloc(1, sizeof(pl_args)));
   pl_state state = {};
   pl_channel channel = {};
-  channel.turn = 1ull << PL_TURN_ID_BITS;
+  channel.turn = 1ull << PL_TURN_BITS;
   a->table = *r.table;
   a->step.n = r.table->n;
   a->step.rank = r.table->rank;

@@ -20,6 +20,8 @@ const ANY: usize = FANS.len() - 1;
 const LEAST_FAN_OF_WORDS: usize = 2;
 /// The word protocols.
 const WORDS: [Protocol; 2] = [Protocol::Ll, Protocol::Sentinel];
+/// Phases of the tables that the unrolled kernels have room for.
+const PHASES: [&str; PL_UNROLLED_PHASES as usize] = ["one", "two"];
 
 /// Types with the fused operation, and how many operands its kernels load at once.
 const NORMED: [DType; 2] = [DType::F16, DType::BF16];
@@ -41,9 +43,9 @@ pub(crate) struct Kernels {
 /// The kernels of one form of table.
 #[derive(Debug)]
 pub(crate) struct Unrolled<F> {
-    /// By type and word protocol.
+    /// By type, word protocol and number of phases.
     plain: Vec<Option<Function<F>>>,
-    /// By type with the fused operation and word protocol; none where `F` is too large for it.
+    /// By type with the fused operation, word protocol and phases; none where `F` is too large for it.
     fused: Vec<Function<F>>,
 }
 
@@ -76,24 +78,38 @@ impl<F: Fan> Unrolled<F> {
         let (mut plain, mut fused) = (Vec::new(), Vec::new());
         for &dtype in DType::ALL {
             for protocol in WORDS {
-                let name = format!("pl_unrolled_{k}_{}_{protocol}", short_name(dtype));
-                plain.push(dtype.has_sentinel().then(|| module.function(&name)).transpose()?);
+                for phases in PHASES {
+                    let name = format!("pl_unrolled_{k}_{}_{protocol}_{phases}", short_name(dtype));
+                    let too_large = (k, protocol, phases) == (15, Protocol::Ll, "two");
+                    let exists = dtype.has_sentinel() && !too_large;
+                    plain.push(exists.then(|| module.function(&name)).transpose()?);
+                }
             }
         }
         for name in NORMED.map(short_name).iter().filter(|_| k <= MOST_FUSED) {
             for protocol in WORDS {
-                fused.push(module.function(&format!("pl_unrolled_{k}_norm_{name}_{protocol}"))?);
+                for phases in PHASES {
+                    let name = format!("pl_unrolled_{k}_norm_{name}_{protocol}_{phases}");
+                    fused.push(module.function(&name)?);
+                }
             }
         }
         Ok(Unrolled { plain, fused })
     }
 
-    /// The kernel for calls of a type over a word protocol, if there is one.
-    pub fn get(&self, dtype: DType, protocol: Protocol, fused: bool) -> Option<&Function<F>> {
+    /// The kernel for calls of a type over a word protocol by a table of so many phases, if there is one.
+    pub fn get(
+        &self,
+        dtype: DType,
+        protocol: Protocol,
+        phases: usize,
+        fused: bool,
+    ) -> Option<&Function<F>> {
         let word = WORDS.iter().position(|&word| word == protocol)?;
+        let at = |dtype: usize| (dtype * WORDS.len() + word) * PHASES.len() + phases - 1;
         match fused {
-            true => self.fused.get(Kernels::normed(dtype).ok()? * WORDS.len() + word),
-            false => self.plain.get(dtype as usize * WORDS.len() + word)?.as_ref(),
+            true => self.fused.get(at(Kernels::normed(dtype).ok()?)),
+            false => self.plain.get(at(dtype as usize))?.as_ref(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A rank on a GPU: one kernel per step on the caller's stream, eager and captured alike. A call allocates nothing and asks
 //! the driver for nothing but whether the stream is being captured.
 
-use super::shape::{Shape, ShapeRule};
+use super::shape::{Shape, ShapeRule, FEWER_THREADS};
 use super::slab::{Peer, Slab};
 use super::state::DeviceState;
 use super::unrolled::{may_be_unrolled, UnrolledArgs};
@@ -405,7 +405,7 @@ impl GpuRank {
             let shape = launch_shape(shape);
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped at `base` until
             // the sticky word is set; state and report live as long as the rank and every graph that captured it; the
-            // caller vouches for input and output; the channel's owner word refuses a second launch.
+            // caller vouches for input and output; the channel's word refuses a second launch.
             unsafe {
                 let launched = match &mut unrolled {
                     Some(unrolled) => unrolled.launch(
@@ -418,6 +418,8 @@ impl GpuRank {
                     )?,
                     None => false,
                 };
+                let threads = shape.threads.min(FEWER_THREADS);
+                let shape = LaunchShape { threads, ..shape };
                 match call.rows() {
                     _ if launched => {}
                     None => kernels

@@ -77,7 +77,7 @@ pub(in crate::comm) fn set_up(mesh: &mut Mesh, agreed: &Agreed, config: &Config)
     let setting = Setting { agreed, config, facts, context, kernels, rank, placement };
 
     let hole = setting
-        .plans(PEERS_PER_GPU)
+        .plans(Lane::Auto, PEERS_PER_GPU)
         .map(|(plans, _)| facts::hole(&setting.facts, rank, &plans.edges()));
     // With too many GPUs for any schedule there is still the host-staged lane, which has no such limit.
     let hole = hole.or_else(|error| match error {
@@ -147,10 +147,15 @@ struct Built {
 }
 
 impl Setting<'_> {
-    fn plans(&self, limit: usize) -> Result<(Plans, Layout)> {
+    fn plans(&self, lane: Lane, limit: usize) -> Result<(Plans, Layout)> {
         let layout = Layout::new(self.agreed.slab_bytes, CHANNELS)?;
         let admit = |tables: &[_]| facts::degree(&self.facts, tables) <= limit;
-        Ok((Plans::new(self.agreed.clone(), self.rank, &layout, admit)?, layout))
+        let plans = |layout| Plans::new(self.agreed.clone(), self.rank, layout, admit);
+        if lane == Lane::Host {
+            let layout = layout.with_late_rearms();
+            return Ok((plans(&layout)?.host_staged(), layout));
+        }
+        Ok((plans(&layout)?, layout))
     }
 
     fn in_process(&self, rank: usize) -> bool {
@@ -158,7 +163,7 @@ impl Setting<'_> {
     }
 
     fn build(&self, lane: Lane, limit: usize) -> Outcome<(Built, Offer)> {
-        let (plans, layout) = self.plans(limit)?;
+        let (plans, layout) = self.plans(lane, limit)?;
         let state = Arc::new(DeviceState::new(
             &self.context,
             Arc::clone(&self.kernels),
@@ -256,14 +261,16 @@ impl Setting<'_> {
         peers: Vec<Option<Peer>>,
     ) -> Result<Outcome<Ready>> {
         let Built { plans, layout, state, slab, .. } = built;
-        let uuid = self.facts[self.rank].uuid;
-        let sharers = self.facts.iter().filter(|facts| facts.uuid == uuid).count() as u32;
-        let rule = ShapeRule::new(
-            self.facts[self.rank].sm_count,
-            sharers,
-            self.agreed.blocks,
-            self.agreed.threads,
-        );
+        // Of the GPU with the fewest multiprocessors a rank: all ranks must cut a message into the same chunks.
+        let sharers =
+            |uuid| self.facts.iter().filter(|facts| facts.uuid == uuid).count().max(1) as u32;
+        let most_sharers = self.facts.iter().map(|facts| sharers(facts.uuid)).max().unwrap_or(1);
+        let sm_count = self.facts.iter().map(|facts| facts.sm_count).min().unwrap_or(1);
+        let mut rule =
+            ShapeRule::new(sm_count, most_sharers, self.agreed.blocks, self.agreed.threads);
+        if lane == Lane::Host {
+            rule = rule.with_spare_block();
+        }
         let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
         let peers = Mutex::new(peers);
         let placement = self.placement.clone();

@@ -6,9 +6,13 @@ use crate::launch::{pl_geometry, pl_table};
 use crate::types::Protocol;
 
 /// More than this many blocks brought nothing at any size that was measured.
-const MOST_BLOCKS: u32 = 14;
+const MOST_BLOCKS: u32 = 28;
 const FEW_THREADS: u32 = 128;
 const MANY_THREADS: u32 = 256;
+/// Most threads of a block that has a row: ROW_THREADS of cuda/kernels.cu.
+const ROW_THREADS: u32 = 512;
+/// The same of kernels that need more registers: THREADS there.
+pub(super) const FEWER_THREADS: u32 = 256;
 /// Several per multiprocessor of the largest GPU; with more rows blocks take turns.
 const MOST_BLOCKS_ALONE: u32 = 1024;
 /// Chunks of a block that are in flight at once, for the protocol that raises a flag per chunk.
@@ -19,6 +23,8 @@ const CHUNKS_IN_FLIGHT: u64 = 4;
 pub(super) struct ShapeRule {
     most_blocks: u32,
     threads: Option<u32>,
+    /// Blocks beside those that have packs.
+    spare: u32,
 }
 
 /// Blocks, threads of each, and packs of a chunk.
@@ -30,11 +36,17 @@ pub(super) struct Shape {
 }
 
 impl ShapeRule {
-    /// For a GPU of `sm_count` multiprocessors that `sharers` ranks use: together they take a quarter at most, unless
-    /// `blocks` says otherwise.
+    /// For a GPU of `sm_count` multiprocessors that `sharers` ranks use: together they take a quarter at most, so that calls on
+    /// all channels are resident at once, unless `blocks` says otherwise. The same on all ranks: what a flag stands for
+    /// follows from it.
     pub fn new(sm_count: u32, sharers: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
         let share = (sm_count / 4 / sharers.max(1)).clamp(1, MOST_BLOCKS);
-        ShapeRule { most_blocks: blocks.unwrap_or(share), threads }
+        ShapeRule { most_blocks: blocks.unwrap_or(share), threads, spare: 0 }
+    }
+
+    /// The same with a block to spare for fences: `land_rearmed` in `cuda/step.cuh`.
+    pub fn with_spare_block(self) -> Self {
+        ShapeRule { spare: 1, ..self }
     }
 
     /// Blocks of a large step.
@@ -53,7 +65,8 @@ impl ShapeRule {
         let longest = longest_piece(table, packs).max(1);
         let roomy = longest > u64::from(self.most_blocks) * u64::from(FEW_THREADS);
         let threads = self.threads.unwrap_or(if roomy { MANY_THREADS } else { FEW_THREADS });
-        let blocks = longest.div_ceil(threads.into()).min(self.most_blocks.into()) as u32;
+        let busy = longest.div_ceil(threads.into());
+        let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
         let mut chunk = u64::from(threads);
         if protocol == Protocol::Flagged {
             let coarse = longest.div_ceil(u64::from(blocks) * CHUNKS_IN_FLIGHT);
@@ -65,8 +78,8 @@ impl ShapeRule {
     /// For a fused step of `rows` rows, each of which is one block's: its norm needs all of it.
     pub fn rows(&self, rows: u64) -> Shape {
         Shape {
-            threads: self.threads.unwrap_or(MANY_THREADS),
-            ..Self::blocks_for(rows, self.most_blocks)
+            threads: self.threads.unwrap_or(ROW_THREADS),
+            ..Self::blocks_for(rows.saturating_add(self.spare.into()), self.most_blocks)
         }
     }
 
@@ -78,7 +91,7 @@ impl ShapeRule {
     fn blocks_for(rows: u64, most: u32) -> Shape {
         let blocks = rows.clamp(1, most.into()) as u32;
         // Chunks are rows, whatever is said here.
-        Shape { blocks, threads: MANY_THREADS, chunk_packs: 1 }
+        Shape { blocks, threads: ROW_THREADS, chunk_packs: 1 }
     }
 }
 
@@ -112,16 +125,25 @@ mod tests {
         let shape = |packs| step(rule, Protocol::Sentinel, packs);
         assert_eq!(shape(1), Shape { blocks: 1, threads: 128, chunk_packs: 128 });
         assert_eq!(shape(896), Shape { blocks: 7, threads: 128, chunk_packs: 128 });
-        assert_eq!(shape(3584), Shape { blocks: 14, threads: 256, chunk_packs: 256 });
+        assert_eq!(shape(3584), Shape { blocks: 28, threads: 128, chunk_packs: 128 });
+        assert_eq!(shape(7168), Shape { blocks: 28, threads: 256, chunk_packs: 256 });
         let bulk = step(rule, Protocol::Flagged, 1 << 20);
         assert!(u64::from(bulk.chunk_packs) * 32 >= 1 << 20, "the flags are enough: {bulk:?}");
         assert_eq!(step(ShapeRule { threads: Some(64), ..rule }, Protocol::Ll, 100).threads, 64);
     }
 
     #[test]
+    fn where_fences_are_needed_a_block_is_free_for_them() {
+        let rule = ShapeRule::new(132, 1, None, None).with_spare_block();
+        assert_eq!(step(rule, Protocol::Sentinel, 896).blocks, 8);
+        assert_eq!(step(rule, Protocol::Sentinel, 1 << 20).blocks, rule.most_blocks);
+        assert_eq!(rule.rows(3).blocks, 4);
+    }
+
+    #[test]
     fn a_row_is_one_blocks_and_fused_steps_keep_to_the_same_share() {
         let rule = ShapeRule::new(132, 8, None, None);
-        assert_eq!(rule.rows(3), Shape { blocks: 3, threads: 256, chunk_packs: 1 });
+        assert_eq!(rule.rows(3), Shape { blocks: 3, threads: 512, chunk_packs: 1 });
         assert_eq!(rule.rows(1000).blocks, rule.most_blocks);
         assert_eq!(ShapeRule::alone(1000).blocks, 1000);
         assert_eq!(ShapeRule::alone(1 << 40).blocks, MOST_BLOCKS_ALONE);

@@ -1,6 +1,7 @@
 //! Launches of the kernels with unrolled loops: the hot schedules' usual path.
 
 use super::kernels::{HasKernels, Kernels};
+use super::shape::FEWER_THREADS;
 use crate::comm::call::Call;
 use crate::device::cuda::{Entered, LaunchShape, StreamRef};
 use crate::error::Result;
@@ -73,13 +74,18 @@ unsafe fn launch<F: HasKernels>(
     table: &pl_table,
 ) -> Result<bool> {
     let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
-    let Some(kernel) = F::of(kernels).get(dtype, protocol, step.rows != 0) else {
+    let Some(kernel) = F::of(kernels).get(dtype, protocol, table.phases.into(), step.rows != 0)
+    else {
         return Ok(false);
     };
+    let mut shape = *shape;
+    if table.phases > 1 || protocol == Protocol::Ll {
+        shape.threads = shape.threads.min(FEWER_THREADS);
+    }
     let elements = if step.rows != 0 { step.width } else { step.count };
     let args = form.lay_out(table, elements * dtype.size() as u64 / PACK_BYTES as u64);
     *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
-    unsafe { kernel.launch(entered, stream, shape, args)? };
+    unsafe { kernel.launch(entered, stream, &shape, args)? };
     Ok(true)
 }
