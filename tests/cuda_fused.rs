@@ -8,20 +8,19 @@ mod fakecuda;
 mod gpu;
 #[path = "../examples/gpu_smoke/rows.rs"]
 mod rows;
+#[path = "common/sticky.rs"]
+mod sticky;
 #[path = "../examples/gpu_smoke/support.rs"]
 mod support;
 
-use fakecuda::{in_child, register_kernel};
+use fakecuda::in_child;
 use gpu::{config, nothing_is_left, on_ranks, KERNELS};
 use peerlane::comm::{group_end, group_start, Communicator, Config};
 use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
-use peerlane::launch::{pl_args, pl_step, pl_unrolled_1, PL_REASON_NONE};
 use peerlane::schedule::{self, Islands};
 use peerlane::{Algorithm, DType, Direction, Error, Protocol};
 use rows::{differs, Form, Rows, RowsRank};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
 
 const WAYS: [(Protocol, Direction); 4] = [
     (Protocol::Ll, Direction::Push),
@@ -140,46 +139,14 @@ fn one_thread_drives_all_ranks_in_a_group() {
     });
 }
 
-/// Whether launches come after the sticky word.
-static AFTER_THE_END: AtomicBool = AtomicBool::new(false);
-
-/// The word is copied into the device's memory on a stream of the library's own, which a replay does not wait for. One
-/// that overtakes it takes part in the step, and may finish it; this one never does.
-unsafe fn after_the_sticky_word(step: &pl_step) {
-    // SAFETY: the rank's own state, which lives as long as the graph; the word is aligned and accessed only as a whole.
-    let word = unsafe { AtomicU32::from_ptr(&raw mut (*step.state).abort) };
-    let begun = Instant::now();
-    while AFTER_THE_END.load(Ordering::Acquire) && word.load(Ordering::Acquire) == PL_REASON_NONE {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the sticky word never came");
-        std::thread::yield_now();
-    }
-}
-
-unsafe extern "C" fn walked(args: *const pl_args) {
-    // SAFETY: what the stand-in driver passes to the kernel.
-    unsafe {
-        after_the_sticky_word(&(*args).step);
-        hostkernels::hostkernels_all_reduce(args);
-    }
-}
-
-unsafe extern "C" fn unrolled(args: *const pl_unrolled_1) {
-    // SAFETY: as above.
-    unsafe {
-        after_the_sticky_word(&(*args).step);
-        hostkernels::hostkernels_unrolled_1(args);
-    }
-}
-
 #[test]
 fn replays_after_abort_or_destroy_fill_both_outputs() {
     in_child("replays_after_abort_or_destroy_fill_both_outputs", &[KERNELS], || {
         let (n, call) = (2, call(3, 264, DType::F16, 6));
         let config = config(n);
-        register_kernel("hostkernels_all_reduce", walked);
-        register_kernel("hostkernels_unrolled_1", unrolled);
+        sticky::register_kernels();
         for aborts in [true, false] {
-            AFTER_THE_END.store(false, Ordering::Release);
+            sticky::after_the_end(false);
             let together = Barrier::new(n);
             on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
                 let rank = RowsRank::new(&comm, 0, call.bytes()).unwrap();
@@ -198,7 +165,7 @@ fn replays_after_abort_or_destroy_fill_both_outputs() {
                     }
                 };
                 together.wait();
-                AFTER_THE_END.store(true, Ordering::Release);
+                sticky::after_the_end(true);
                 if aborts {
                     if comm.rank() == 0 {
                         comm.abort();

@@ -6,6 +6,8 @@
 mod fakecuda;
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/sticky.rs"]
+mod sticky;
 #[path = "../examples/gpu_smoke/support.rs"]
 mod support;
 
@@ -206,9 +208,11 @@ fn replays_that_meet_on_one_channel_are_an_error_on_all_ranks() {
 fn a_replay_after_abort_or_destroy_fills_its_output_and_returns() {
     let name = "a_replay_after_abort_or_destroy_fills_its_output_and_returns";
     in_child(name, &[KERNELS], || {
+        sticky::register_kernels();
         for round in 0..10 {
             let destroy = round % 2 == 0;
             let ready = Barrier::new(2);
+            sticky::after_the_end(false);
             on_ranks(create(2), |comm| {
                 let (graph, context, stream, buffers) = {
                     let rank = Rank::new(&comm, 0, SMALL.bytes()).unwrap();
@@ -221,6 +225,7 @@ fn a_replay_after_abort_or_destroy_fills_its_output_and_returns() {
                     (graph, rank.context.clone(), stream, rank.into_buffers())
                 };
                 ready.wait();
+                sticky::after_the_end(true);
                 let kept = if destroy {
                     comm.destroy().unwrap();
                     None
