@@ -96,10 +96,10 @@ impl Mpi {
             driver.display()
         );
         let mut mpi = Mpi { jobs: Vec::new(), name: String::new(), version: String::new() };
+        // The second only once the first runs: two mpiruns that begin together may both find Open MPI's session directory
+        // missing, and the one whose mkdir comes second gives up.
         for settings in SETTINGS {
-            mpi.jobs.push(Job::start(&driver, ranks, settings)?);
-        }
-        for job in &mut mpi.jobs {
+            let mut job = Job::start(&driver, ranks, settings)?;
             let line = job.reply(PATIENCE)?;
             let greeting: Greeting = serde_json::from_str(&line)
                 .with_context(|| format!("--rival mpi: not the driver's greeting: {line:?}"))?;
@@ -110,6 +110,7 @@ impl Mpi {
             );
             mpi.name = greeting.name;
             mpi.version = greeting.version;
+            mpi.jobs.push(job);
         }
         Ok(mpi)
     }
