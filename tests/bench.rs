@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tool::{bench, folder, keys, measured, text};
 
@@ -170,8 +171,12 @@ fn an_interrupted_run_leaves_no_process_behind() {
     }
 }
 
+/// Held while an mpirun runs: two that begin or end together fall over each other's session directory.
+static OPEN_MPI: Mutex<()> = Mutex::new(());
+
 #[test]
 fn open_mpi_is_measured_and_checked_beside_it() {
+    let _alone = OPEN_MPI.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder("rival");
     let driver = folder.join("driver");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/rivals/mpi.c");
@@ -203,6 +208,7 @@ fn open_mpi_is_measured_and_checked_beside_it() {
 /// The rival's check is no decoration: a driver whose reduction is broken on purpose is caught, and fails the run.
 #[test]
 fn a_rival_with_wrong_results_fails_the_run() {
+    let _alone = OPEN_MPI.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder("wrong-rival");
     let driver = folder.join("driver");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/rivals/mpi.c");
