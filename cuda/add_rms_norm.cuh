@@ -9,8 +9,8 @@
 // the shape of the launch nor on whether it runs fused, by itself, or on a CPU.
 //
 // A row belongs to one block. `output` holds s when this begins and the normed row when it ends; residual_out may be
-// the residual, or the all-reduce's input. A pack of s and of the residual is read before anything is written there, by
-// the thread that writes it.
+// the residual, or the all-reduce's input. A pack of s and of the residual is read before anything is written there:
+// residual_out by the thread that reads it, the normed row behind the barriers of dev::sum_over_lanes.
 #ifndef PEERLANE_ADD_RMS_NORM_CUH
 #define PEERLANE_ADD_RMS_NORM_CUH
 

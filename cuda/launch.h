@@ -184,7 +184,7 @@ typedef struct {
   uint32_t chunk_packs;
   uint32_t check;       /* 1: exchange and compare pl_call first */
   uint32_t yield;       /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
-  uint32_t host_staged; /* 1: slabs are host memory that GPUs write, and steps may be by sentinel: fence each */
+  uint32_t host_staged; /* 1: slabs are host memory that GPUs write: a block of each step fences, see step.cuh */
   /* Add + RMSNorm, see cuda/add_rms_norm.cuh: rows of `width` elements (a multiple of 8), count = rows * width, and
    * `output` is the normed one. An all-reduce alone has 0 rows. */
   uint64_t rows, width;

@@ -60,7 +60,7 @@ const LL_BYTES: usize = 64 << 10;
 /// - CPU: `flagged`, and pull: one store serves all readers, where push stores once per reader. Two ranks in
 ///   one hop push: there is one reader, and it then polls and reads its own slab.
 /// - GPU: push, since loads over PCIe wait for a round trip. `sentinel` where the type allows it, else `ll` for small
-///   messages, else `flagged`; `staged` is for bytes that matter, so always `flagged`.
+///   messages, else `flagged`; `staged` is for bytes that matter, so always `flagged`. In host memory: [`host_staged_protocol`].
 pub fn choose(device: DeviceKind, islands: &Islands, bytes: usize, dtype: DType) -> Choice {
     let n = islands.ranks();
     let one_island: BySize = &[
