@@ -8,10 +8,9 @@ use std::process::Command;
 use std::{env, fs, io};
 
 /// Each row is compiled to PTX for the first, once, and from that to machine code for the others. Compiling to PTX is the
-/// slow part, and for all GPUs of a row it comes to the same text: nothing in the sources asks for the architecture, and
-/// nvcc 13 has one code generator for GPUs up to 90 and another for later ones. `scripts/check-kernels` reads this table.
-const FAMILIES: [(&str, &[&str]); 2] =
-    [("80", &["80", "86", "89", "90"]), ("100", &["100", "120"])];
+/// slow part. The sources ask for the architecture once: GPUs from 9.0 on can start a kernel before the one ahead of it has
+/// ended (`after_predecessor` in `cuda/dev.cuh`). `scripts/check-kernels` reads this table.
+const FAMILIES: [(&str, &[&str]); 2] = [("80", &["80", "86", "89"]), ("90", &["90", "100", "120"])];
 
 /// An empty file, which says at run time that there was no compiler.
 pub fn write_nothing(fatbin: &Path) -> Result<(), String> {

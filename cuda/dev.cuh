@@ -20,6 +20,7 @@
 //   sync_block any_in_block share     the threads of a block among each other
 //   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
 //   prefetch               a line that is going to be read
+//   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
 //   (and its host) share now_ns pause launch_id square_root
 //
@@ -150,6 +151,18 @@ PL_FN uint64_t flag_acquire(const void* p) {
   return v;
 }
 PL_FN void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// What a kernel does first. Launched programmatically it starts while the kernel before it still runs: it waits here
+// until that one has ended and its writes are visible, before it touches anything but its arguments. Then it lets the
+// next one start, if `dependents`: only once all blocks of this kernel run, and so behind the one before. The other way
+// round every kernel of a graph would become resident at once, and peers' kernels on this GPU would find no room.
+// Launched as usual, neither does anything; GPUs before 9.0 have no such launches.
+PL_FN void after_predecessor(bool dependents) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (dependents) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 PL_FN void sync_block() { __syncthreads(); }
 PL_FN bool any_in_block(bool x) { return __syncthreads_or(x) != 0; }

@@ -15,6 +15,8 @@
 // Each takes one struct of launch.h by value: the unrolled ones their pl_unrolled_<K>, those that walk a table a
 // pl_args, the norm by itself a pl_step, the probe a pl_probe.
 //
+// All but the probe may be launched programmatically (dev::after_predecessor).
+//
 // Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_one: ROW_THREADS), a
 // multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident together, because
 // a block waits for what other ranks' blocks send.
@@ -45,6 +47,7 @@ constexpr unsigned ROW_THREADS = 512;
 #define PL_KERNEL(D, name, P, proto, HOT, K, suffix)                                    \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                              \
       pl_all_reduce_##name##_##proto##_##suffix(const __grid_constant__ pl_args args) { \
+    PL_NAMESPACE::dev::after_predecessor(args.step.dependents);                         \
     PL_NAMESPACE::all_reduce<D, P<D>, HOT, K>(args);                                    \
   }
 
@@ -71,6 +74,7 @@ constexpr unsigned ROW_THREADS = 512;
 #define PL_UNROLLED_KERNEL(D, name, P, proto, K, PHASES, phases)                                 \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
       pl_unrolled_##K##_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                     \
     PL_NAMESPACE::all_reduce_unrolled<D, P<D>, K, PHASES>(u);                                    \
   }
 #define PL_UNROLLED_KERNELS(D, name, P, proto)      \
@@ -85,6 +89,7 @@ constexpr unsigned ROW_THREADS = 512;
 #define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K, PHASES, phases, THREADS)                        \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                            \
       pl_unrolled_##K##_norm_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                          \
     PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K, PHASES>(u);                            \
   }
 #define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, ONE_THREADS)     \
@@ -99,6 +104,7 @@ constexpr unsigned ROW_THREADS = 512;
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                           \
       pl_all_reduce_add_rms_norm_##name##_##proto##_##suffix(const __grid_constant__ pl_args args) { \
+    PL_NAMESPACE::dev::after_predecessor(args.step.dependents);                                      \
     PL_NAMESPACE::all_reduce_add_rms_norm<D, P<D>, K>(args);                                         \
   }
 
@@ -115,6 +121,7 @@ constexpr unsigned ROW_THREADS = 512;
   PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel, ROW_THREADS) \
   extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)         \
       pl_add_rms_norm_##name(const __grid_constant__ pl_step step) {   \
+    PL_NAMESPACE::dev::after_predecessor(step.dependents);             \
     PL_NAMESPACE::add_rms_norm<D>(step);                               \
   }
 

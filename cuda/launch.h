@@ -195,6 +195,7 @@ typedef struct {
   /* 1: the pieces are parts of `count` elements each, whatever the cuts say, and piece p starts p times so many bytes
    * into the buffers: an all-gather's input is one part for all pieces, a reduce-scatter's output likewise. */
   uint32_t parts;
+  uint32_t dependents; /* 1: the next kernel in the stream is this library's and may start while this one waits */
   uint64_t input_part, output_part;
 } pl_step;
 

@@ -347,6 +347,7 @@ pub struct pl_step {
     pub eps: f32,
     pub weight_bias: f32,
     pub parts: u32,
+    pub dependents: u32,
     pub input_part: u64,
     pub output_part: u64,
 }
@@ -390,6 +391,8 @@ const _: () = {
     ["Offset of field: pl_step::weight_bias"]
         [::std::mem::offset_of!(pl_step, weight_bias) - 380usize];
     ["Offset of field: pl_step::parts"][::std::mem::offset_of!(pl_step, parts) - 384usize];
+    ["Offset of field: pl_step::dependents"]
+        [::std::mem::offset_of!(pl_step, dependents) - 388usize];
     ["Offset of field: pl_step::input_part"]
         [::std::mem::offset_of!(pl_step, input_part) - 392usize];
     ["Offset of field: pl_step::output_part"]
