@@ -14,7 +14,7 @@
 //   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole;
 //                          those that end in _if do so only if their first argument says so
 //   Raw In Out             a strip of wire data, element access to it, and an output strip
-//   pack_load pack_store   whole packs of the caller's memory, aligned
+//   pack_load pack_store   whole packs of the caller's memory, aligned; those that end in _if as above
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
@@ -258,14 +258,14 @@ PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
                : "memory");
   return old;
 }
-// Counts this block in; true for the last one, which leaves 0. Relaxed, as above.
-PL_FN bool count_in(uint32_t* p) {
+// Counts this block in and returns how many were before it; the last one leaves 0. Relaxed, as above.
+PL_FN uint32_t count_in(uint32_t* p) {
   uint32_t old;
   asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(old)
                : "l"(__cvta_generic_to_global(p)), "r"(gridDim.x - 1)
                : "memory");
-  return old == gridDim.x - 1;
+  return old;
 }
 // Adds to a channel's word, without waiting for what stood there.
 PL_FN void count_out(uint64_t* turn, uint64_t v) {
@@ -298,6 +298,11 @@ PL_FN uint64_t launch_id(const pl_step&) {
   return id;
 }
 
+// The same value, which the compiler knows nothing about.
+PL_FN uint32_t in_register(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
 PL_FN uint32_t set_bits(uint32_t mask) { return __popc(mask); }
 
@@ -317,6 +322,16 @@ PL_FN uint16_t half_down(float f) {
   uint16_t h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+PL_FN uint32_t half_down_pair(float low, float high) {
+  uint32_t w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+PL_FN uint32_t bfloat_down_pair(float low, float high) {
+  uint32_t w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
 }
 PL_FN uint16_t bfloat_down(float f) {
   uint16_t h;
@@ -410,6 +425,23 @@ PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
 
 // Whole packs of the caller's memory, aligned.
 PL_FN void pack_load(Raw& r, const void* p) { partial_load(r, p, false); }
+// The same where `on`; a pack that is not loaded is zero. Predicates, as in poll_4x32_if.
+PL_FN void pack_load_if(bool on, Raw& r, const void* p) {
+  r.w[0] = r.w[1] = r.w[2] = r.w[3] = 0;
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
+      "@on ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+      : "+r"(r.w[0]), "+r"(r.w[1]), "+r"(r.w[2]), "+r"(r.w[3])
+      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "memory");
+}
+PL_FN void pack_store_if(bool on, void* p, const Raw& r) {
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
+      "@on st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(p)),
+      "r"(r.w[0]), "r"(r.w[1]), "r"(r.w[2]), "r"(r.w[3]), "r"(uint32_t(on))
+      : "memory");
+}
 PL_FN void pack_store(void* to, const Raw& r, uint32_t) {
   *static_cast<uint4*>(to) = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
 }
@@ -543,7 +575,7 @@ PL_FN uint32_t claim(uint32_t* p, uint32_t v) {
   __atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return old;
 }
-PL_FN bool count_in(uint32_t*) { return true; }
+PL_FN uint32_t count_in(uint32_t*) { return 0; }
 PL_FN void count_out(uint64_t* turn, uint64_t v) { __atomic_fetch_add(turn, v, __ATOMIC_RELEASE); }
 PL_FN bool arrive_in_order(uint32_t*) { return true; }
 PL_FN void local_release64(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
@@ -566,6 +598,7 @@ PL_FN void pause(uint32_t yield) {
 }
 PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
+PL_FN uint32_t in_register(uint32_t x) { return x; }
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
 PL_FN uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 #if defined(__x86_64__)
@@ -622,6 +655,8 @@ PL_FN uint16_t bfloat_down(float f) {
   const uint32_t v = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return uint16_t((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : v);
 }
+PL_FN uint32_t half_down_pair(float low, float high) { return half_down(low) | uint32_t(half_down(high)) << 16; }
+PL_FN uint32_t bfloat_down_pair(float low, float high) { return bfloat_down(low) | uint32_t(bfloat_down(high)) << 16; }
 
 // A strip is a pointer to where the data lies; `own()` points it at its buffer, to be written.
 struct Raw {
@@ -664,6 +699,12 @@ PL_FN void slab_store(void* p, const Raw& r, uint32_t bytes, bool) { memcpy(p, r
 template <class T>
 PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.p, bytes);
+}
+PL_FN void pack_load_if(bool on, Raw& r, const void* p) {
+  if (on) r.p = static_cast<const unsigned char*>(p);
+}
+PL_FN void pack_store_if(bool on, void* p, const Raw& r) {
+  if (on) __builtin_memcpy(p, r.p, PL_PACK_BYTES);
 }
 PL_FN void pack_load(Raw& r, const void* p) { r.p = static_cast<const unsigned char*>(p); }
 PL_FN void pack_store(void* to, const Raw& r, uint32_t bytes) { memcpy(to, r.p, bytes); }

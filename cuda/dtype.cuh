@@ -17,6 +17,8 @@ struct Bf16 {
   static constexpr T FAILED = 0x7fff;
   static PL_FN A up(T v) { return dev::bit_cast<float>(uint32_t(v) << 16); }
   static PL_FN T down(A v) { return dev::bfloat_down(v); }
+  // A word of a pack: the elements from `v` on.
+  static PL_FN uint32_t down_word(const A* v) { return dev::bfloat_down_pair(v[0], v[1]); }
 };
 struct F16 {
   using T = uint16_t;
@@ -25,6 +27,7 @@ struct F16 {
   static constexpr T FAILED = 0x7fff;
   static PL_FN A up(T v) { return dev::half_up(v); }
   static PL_FN T down(A v) { return dev::half_down(v); }
+  static PL_FN uint32_t down_word(const A* v) { return dev::half_down_pair(v[0], v[1]); }
 };
 struct F32 {
   using T = uint32_t;
@@ -33,6 +36,7 @@ struct F32 {
   static constexpr T FAILED = 0x7fffffffu;
   static PL_FN A up(T v) { return dev::bit_cast<float>(v); }
   static PL_FN T down(A v) { return v == v ? dev::bit_cast<T>(v) : FAILED; }
+  static PL_FN uint32_t down_word(const A* v) { return down(*v); }
 };
 struct F64 {
   using T = uint64_t;

@@ -229,7 +229,9 @@ enum pl_unrolled_fold {
   } pl_unrolled_phase_##K;                                                                                             \
   typedef struct {                                                                                                     \
     pl_step step;                                                                                                      \
-    uint32_t phases;                                                                                                   \
+    uint16_t phases;                                                                                                   \
+    uint16_t                                                                                                           \
+        straight;    /* 1: a sum by one_shot or two_shot with at most a pack of each piece per thread: straight.cuh */ \
     uint32_t widest; /* packs of the longest piece */                                                                  \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
   } pl_unrolled_##K;

@@ -15,6 +15,7 @@
 namespace PL_NAMESPACE {
 
 struct Ll {
+  static constexpr bool HAS_STRAIGHT = false;  // see straight.cuh
   static constexpr bool BULK = false, WHOLE = true;
 
   static PL_FN bool moves_data(const TableStep&, uint32_t) { return true; }

@@ -29,6 +29,7 @@ namespace PL_NAMESPACE {
 template <class D>
 struct Sentinel {
   static_assert(D::WORDS_HAVE_NAN, "all ones must be a NaN of the type");
+  static constexpr bool HAS_STRAIGHT = true;  // see straight.cuh
   static constexpr bool BULK = false, WHOLE = true;
   static constexpr uint32_t UNWRITTEN = 0xffffffffu;
 
@@ -83,15 +84,21 @@ struct Sentinel {
   static PL_FN bool arrived_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
     if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
     dev::poll_4x32_if(on, p, raw.words(0));
-    bool unwritten = false;
-    PL_EACH
-    for (uint32_t i = 0; i < 4; ++i) unwritten |= raw.word(i) == UNWRITTEN;
-    return !unwritten;
+    return largest(raw) != UNWRITTEN;
   }
   static PL_FN void rearm_at(char* p, const Span& span, bool wide) {
     const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
     PL_ROLL
     for (uint32_t at = 0; at < span.packs * (wide ? 32 : 16); at += 16) dev::post_4x32(p + at, armed);
+  }
+
+  // Of a pack that has been polled: UNWRITTEN, which no word exceeds, if one of its words has not been written.
+  static PL_FN uint32_t largest(const dev::Raw& raw) {
+    return larger(larger(raw.word(0), raw.word(1)), larger(raw.word(2), raw.word(3)));
+  }
+  static PL_FN void rearm_if(bool on, char* p) {
+    const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
+    dev::post_4x32_if(on, p, armed);
   }
 
   template <uint32_t K, bool WIDE>

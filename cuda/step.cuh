@@ -152,11 +152,11 @@ PL_FN Entry begin(Step& s) {
     const uint64_t id = turn_id(s.a);
     // Nothing in between that depends on one of them: three round trips at once.
     const uint64_t turn = dev::enter(&s.a.channel->turn, id);
-    const bool last = dev::count_in(&s.a.channel->entered);
+    const uint32_t entered = dev::count_in(&s.a.channel->entered);
     const uint32_t abort = dev::local_load32(&s.a.state->abort);
     epoch = valid_epoch(turn >> PL_TURN_BITS);
     s.found = turn;
-    s.last_in = last;
+    s.entered = entered;
     const bool mine = (turn & TURN_MASK) == 0 || (turn & TURN_ID_MASK) == id;
     if (PL_UNLIKELY(abort != PL_REASON_NONE || !mine)) {
       refuse(s.a, turn, abort);
@@ -280,7 +280,7 @@ PL_FN void end(Step& s, bool ok, Fill fill_own) {
   }
   if (dev::tid() == 0) {
     uint64_t term = BLOCK_DONE;
-    if (s.last_in) {
+    if (s.entered == dev::blocks() - 1) {
       const uint64_t epochs = next_epoch(s.epoch) - (s.found >> PL_TURN_BITS);
       term = (epochs << PL_TURN_BITS) - turn_id(s.a) - (dev::blocks() - 1) * BLOCK_DONE;
     }

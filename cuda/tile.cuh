@@ -6,6 +6,8 @@
 
 namespace PL_NAMESPACE {
 
+PL_FN uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
+
 // Why a thread gave up, for the record.
 struct Verdict {
   uint32_t phase = 0;
@@ -18,13 +20,13 @@ struct Verdict {
 struct Step : Verdict {
   const pl_step& a;
   uint64_t epoch = 0;
-  uint64_t packs;  // of the tile
-  uint64_t rows;   // tiles of the step if they are rows; 0: the tile is the whole message
-  uint64_t found;  // thread 0: the channel's word when this block began, and whether it was the last of the launch to
-  bool last_in;    // begin, see step.cuh
+  uint64_t packs;    // of the tile
+  uint64_t rows;     // tiles of the step if they are rows; 0: the tile is the whole message
+  uint64_t found;    // thread 0: the channel's word when this block began, and how many blocks of the launch had begun
+  uint32_t entered;  // before it, see step.cuh
 
   PL_FN Step(const pl_step& args, uint64_t tile_packs, uint64_t tile_rows)
-      : a(args), packs(tile_packs), rows(tile_rows), found(0), last_in(false) {}
+      : a(args), packs(tile_packs), rows(tile_rows), found(0), entered(0) {}
 };
 
 // A step that walks a table.

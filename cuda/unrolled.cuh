@@ -1,8 +1,9 @@
-// The hot path: schedules of one or two phases by a word protocol, with the loops over peers unrolled.
+// The usual path: schedules of one or two phases by a word protocol, with the loops over peers unrolled.
 //
 // It does what the walk over the table does (all_reduce.cuh), pack for pack and in the same order, but what depends on
 // the table alone has been worked out by the host: where a slot is, which packs a piece has, which leaf of the sum an
 // operand is. At these sizes the time of a step is the latency of its chain of instructions, and a walk has a thousand.
+// Where a thread has one pack of each piece at most, straight.cuh has it shorter still.
 //
 // The rules of the walk hold here too. Phase-major: in a phase all sends come first, then all waits. Pack j of every
 // piece belongs to the same thread in all phases, so phases need no synchronisation among threads; pack 0 belongs to
@@ -13,25 +14,9 @@
 #define PEERLANE_UNROLLED_CUH
 
 #include "add_rms_norm.cuh"
-#include "fold.cuh"
-#include "step.cuh"
+#include "straight.cuh"
 
 namespace PL_NAMESPACE {
-
-// The structs of launch.h by K, the most sends of a phase.
-template <uint32_t K>
-struct Fan;
-#define PL_FAN(K)                        \
-  template <>                            \
-  struct Fan<K> {                        \
-    using Args = pl_unrolled_##K;        \
-    using Phase = pl_unrolled_phase_##K; \
-  };
-PL_FAN(1)
-PL_FAN(3)
-PL_FAN(7)
-PL_FAN(15)
-#undef PL_FAN
 
 // Which packs this thread takes. Without rows the grid takes turns over a piece. Rows are tiles, and one block's each.
 template <bool ROWS>
@@ -72,32 +57,12 @@ PL_FN Span span_of(const Step& s, uint32_t row, uint32_t j, uint32_t first, uint
   return span;
 }
 
-// The sum of `COUNT` leaves of a complete tree.
-template <uint32_t FIRST, uint32_t COUNT>
-struct Along {
-  template <class A, uint32_t N>
-  static PL_FN A sum(const A (&x)[N]) {
-    return Sum::of(Along<FIRST, COUNT / 2>::sum(x), Along<FIRST + COUNT / 2, COUNT / 2>::sum(x));
-  }
-};
-template <uint32_t FIRST>
-struct Along<FIRST, 1> {
-  template <class A, uint32_t N>
-  static PL_FN A sum(const A (&x)[N]) {
-    return x[FIRST];
-  }
-};
-
-PL_COLD float share_of(float sum, uint32_t ranks) { return Arith<float>::div(sum, ranks); }
-
 // PHASES 1: the one phase sends the whole tile and sums it, so every piece is the tile. PHASES 2: any of this form.
 template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS>
 struct Unrolled {
   using Phase = typename Fan<K>::Phase;
   static constexpr uint32_t LEAVES = K + 1;
   static constexpr bool ONE = PHASES == 1;
-  // Leaves of the complete tree that no rank fills hold -0, which added to any number leaves it as it is.
-  static constexpr uint32_t NEGATIVE_ZERO = D::SHORT_FLOAT ? 0x80008000u : 0x80000000u;
 
   Step& s;
   const typename Fan<K>::Args& u;
@@ -217,7 +182,8 @@ struct Unrolled {
         continue;
       }
       PL_EACH
-      for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *raw[k].words(w) = here ? P::legal(mine.word(w)) : NEGATIVE_ZERO;
+      for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w)
+        *raw[k].words(w) = here ? P::legal(mine.word(w)) : negative_zero<D>();
     }
   }
 
@@ -336,8 +302,16 @@ template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
   if (u.step.count == 0) return;  // an empty call is no step
   Step s(u.step, u.step.count / elements<D>(), 0);
-  Unrolled<D, P, K, PHASES, false> steps(s, u);
   const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, false>(u, s.packs); };
+  if constexpr (dev::STRIP == 1 && P::HAS_STRAIGHT)
+    if (PL_LIKELY(u.straight)) {
+      Straight<D, K> steps(s, u);
+      PHASES == 1 ? steps.load_one() : steps.load_two();
+      if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
+      const bool ok = PHASES == 1 ? steps.run_one() : steps.run_two();
+      return end<D>(s, ok, fill);
+    }
+  Unrolled<D, P, K, PHASES, false> steps(s, u);
   steps.load_first();
   if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
   const bool ok = may_run(s) && steps.run();

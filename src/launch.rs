@@ -464,7 +464,8 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_1 {
     pub step: pl_step,
-    pub phases: u32,
+    pub phases: u16,
+    pub straight: u16,
     pub widest: u32,
     pub phase: [pl_unrolled_phase_1; 2usize],
 }
@@ -475,6 +476,8 @@ const _: () = {
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
         [::std::mem::offset_of!(pl_unrolled_1, phases) - 408usize];
+    ["Offset of field: pl_unrolled_1::straight"]
+        [::std::mem::offset_of!(pl_unrolled_1, straight) - 410usize];
     ["Offset of field: pl_unrolled_1::widest"]
         [::std::mem::offset_of!(pl_unrolled_1, widest) - 412usize];
     ["Offset of field: pl_unrolled_1::phase"]
@@ -529,7 +532,8 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_3 {
     pub step: pl_step,
-    pub phases: u32,
+    pub phases: u16,
+    pub straight: u16,
     pub widest: u32,
     pub phase: [pl_unrolled_phase_3; 2usize],
 }
@@ -540,6 +544,8 @@ const _: () = {
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
         [::std::mem::offset_of!(pl_unrolled_3, phases) - 408usize];
+    ["Offset of field: pl_unrolled_3::straight"]
+        [::std::mem::offset_of!(pl_unrolled_3, straight) - 410usize];
     ["Offset of field: pl_unrolled_3::widest"]
         [::std::mem::offset_of!(pl_unrolled_3, widest) - 412usize];
     ["Offset of field: pl_unrolled_3::phase"]
@@ -594,7 +600,8 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_7 {
     pub step: pl_step,
-    pub phases: u32,
+    pub phases: u16,
+    pub straight: u16,
     pub widest: u32,
     pub phase: [pl_unrolled_phase_7; 2usize],
 }
@@ -605,6 +612,8 @@ const _: () = {
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
         [::std::mem::offset_of!(pl_unrolled_7, phases) - 408usize];
+    ["Offset of field: pl_unrolled_7::straight"]
+        [::std::mem::offset_of!(pl_unrolled_7, straight) - 410usize];
     ["Offset of field: pl_unrolled_7::widest"]
         [::std::mem::offset_of!(pl_unrolled_7, widest) - 412usize];
     ["Offset of field: pl_unrolled_7::phase"]
@@ -659,7 +668,8 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_15 {
     pub step: pl_step,
-    pub phases: u32,
+    pub phases: u16,
+    pub straight: u16,
     pub widest: u32,
     pub phase: [pl_unrolled_phase_15; 2usize],
 }
@@ -671,6 +681,8 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
         [::std::mem::offset_of!(pl_unrolled_15, phases) - 408usize];
+    ["Offset of field: pl_unrolled_15::straight"]
+        [::std::mem::offset_of!(pl_unrolled_15, straight) - 410usize];
     ["Offset of field: pl_unrolled_15::widest"]
         [::std::mem::offset_of!(pl_unrolled_15, widest) - 412usize];
     ["Offset of field: pl_unrolled_15::phase"]

@@ -15,10 +15,18 @@ pub trait Fan: Copy {
     fn zeroed() -> Self;
     /// What every step has.
     fn step(&mut self) -> &mut pl_step;
-    /// Number of phases, and packs of the longest piece.
-    fn head(&mut self) -> (&mut u32, &mut u32);
+    /// What stands before the phases.
+    fn head(&mut self) -> Head<'_>;
     /// One of `PL_UNROLLED_PHASES` phases.
     fn phase(&mut self, index: usize) -> PhaseMut<'_>;
+}
+
+/// The fields of a `pl_unrolled_*` before its phases, see `cuda/launch.h`.
+#[allow(missing_docs)]
+pub struct Head<'a> {
+    pub phases: &'a mut u16,
+    pub straight: &'a mut u16,
+    pub widest: &'a mut u32,
 }
 
 /// The fields of a `pl_unrolled_phase_*`, see `cuda/launch.h`.
@@ -49,8 +57,12 @@ macro_rules! fans {
             fn step(&mut self) -> &mut pl_step {
                 &mut self.step
             }
-            fn head(&mut self) -> (&mut u32, &mut u32) {
-                (&mut self.phases, &mut self.widest)
+            fn head(&mut self) -> Head<'_> {
+                Head {
+                    phases: &mut self.phases,
+                    straight: &mut self.straight,
+                    widest: &mut self.widest,
+                }
             }
             fn phase(&mut self, index: usize) -> PhaseMut<'_> {
                 let phase = &mut self.phase[index];
@@ -84,6 +96,8 @@ pub struct Unrolled<F> {
     /// By phase, the piece of each send and of each operand; none where there is none.
     sends: [[Option<u8>; RANKS]; PHASES],
     items: [[Option<u8>; RANKS]; PHASES],
+    /// Whether `cuda/straight.cuh` has a path for it.
+    short: bool,
     /// The tile for which the packs stand, and whether it is a row.
     laid_out: Option<u64>,
 }
@@ -102,10 +116,11 @@ impl<F: Fan> Unrolled<F> {
             args: F::zeroed(),
             sends: [[None; RANKS]; PHASES],
             items: [[None; RANKS]; PHASES],
+            short: false,
             laid_out: None,
         };
         *form.args.step() = *step;
-        *form.args.head().0 = phases.len() as u32;
+        *form.args.head().phases = phases.len() as u16;
         let slot = |rank: u8, slot: u8| {
             let geo = &step.geo;
             step.base[usize::from(rank)] + geo.data + u64::from(slot) * geo.slot_bytes
@@ -120,7 +135,18 @@ impl<F: Fan> Unrolled<F> {
             form.lay_sends(index, sends, summed, slot)?;
             summed = form.lay_folds(index, table, folds, slot)?;
         }
+        form.short = phases.len() == 1 || form.is_two_shot();
         Some(form)
+    }
+
+    /// Whether the two phases are a reduce-scatter and an all-gather, for which the kernels have a path of their own.
+    fn is_two_shot(&mut self) -> bool {
+        let copies = self.items[1].iter().flatten().count();
+        let sums = *self.args.phase(0).fold == PL_FOLD_SUM && *self.args.phase(0).result == 0;
+        let gather = self.args.phase(1);
+        sums && *gather.fold == PL_FOLD_COPIES
+            && (*gather.result, *gather.one_source) == (1, 1)
+            && copies <= F::K
     }
 
     fn lay_sends(
@@ -214,8 +240,11 @@ impl<F: Fan> Unrolled<F> {
         Some(summed)
     }
 
-    /// The arguments for a step whose tile has `packs` packs, with everything but `step` set.
-    pub fn lay_out(&mut self, table: &pl_table, packs: u64) -> &mut F {
+    /// The arguments for a step whose tile has `packs` packs, with everything but `step` set. `threads`: of the whole
+    /// launch, if it is a sum that the short path may take.
+    pub fn lay_out(&mut self, table: &pl_table, packs: u64, threads: Option<u64>) -> &mut F {
+        let straight = self.short && threads.is_some_and(|all| longest_piece(table, packs) <= all);
+        *self.args.head().straight = straight.into();
         if self.laid_out == Some(packs) {
             return &mut self.args;
         }
@@ -236,7 +265,7 @@ impl<F: Fan> Unrolled<F> {
                 (phase.item_first[k], phase.item_packs[k]) = span(self.items[index][k]);
             }
         }
-        *self.args.head().1 = longest_piece(table, packs) as u32;
+        *self.args.head().widest = longest_piece(table, packs) as u32;
         &mut self.args
     }
 }
@@ -307,6 +336,28 @@ mod tests {
         }
         let dual = tables(Algorithm::DualOwner, "0-3,4-7", 8);
         assert!(has_form::<pl_unrolled_7>(&dual, Protocol::Sentinel));
+    }
+
+    #[test]
+    fn the_short_path_is_for_a_pack_of_each_piece_per_thread() {
+        let straight = |algorithm, islands, n, threads| {
+            let tables = tables(algorithm, islands, n);
+            let forms = tables.iter().map(|table| {
+                let form = Unrolled::<pl_unrolled_7>::new(table, &step(n), Protocol::Sentinel);
+                *form.unwrap().lay_out(table, 896, threads).head().straight
+            });
+            forms.collect::<Vec<_>>()
+        };
+        for n in 2..=8 {
+            assert_eq!(straight(Algorithm::OneShot, "", n, Some(896)), vec![1; n]);
+            assert_eq!(straight(Algorithm::OneShot, "", n, Some(895)), vec![0; n]);
+            let piece = 896_u64.div_ceil(n as u64);
+            assert_eq!(straight(Algorithm::TwoShot, "", n, Some(piece)), vec![1; n]);
+            assert_eq!(straight(Algorithm::TwoShot, "", n, Some(piece - 1)), vec![0; n]);
+            assert_eq!(straight(Algorithm::OneShot, "", n, None), vec![0; n]);
+        }
+        // Its second phase adds.
+        assert_eq!(straight(Algorithm::DualOwner, "0-3,4-7", 8, Some(1 << 20)), vec![0; 8]);
     }
 
     #[test]

@@ -147,6 +147,7 @@ float sum_over_lanes(uint32_t items, Load load, Use use) {
 inline void prefetch(const void*) {}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
+inline uint32_t in_register(uint32_t x) { return x; }
 inline uint32_t lowest_bit(uint32_t mask) { return uint32_t(__builtin_ctz(mask)); }
 
 template <class T>
@@ -176,10 +177,11 @@ inline uint32_t claim(uint32_t* p, uint32_t v) {
   if (old == 0) *p = v;
   return old;
 }
-inline bool count_in(uint32_t* p) {
+inline uint32_t count_in(uint32_t* p) {
   world->local_store();
-  *p = (*p + 1) % blocks();
-  return *p == 0;
+  const uint32_t old = *p;
+  *p = (old + 1) % blocks();
+  return old;
 }
 inline void count_out(uint64_t* turn, uint64_t v) {
   world->local_store();
@@ -200,6 +202,9 @@ inline uint16_t bfloat_down(float f) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
+
+inline uint32_t half_down_pair(float, float) { return 0; }
+inline uint32_t bfloat_down_pair(float low, float high) { return bfloat_down(low) | uint32_t(bfloat_down(high)) << 16; }
 
 inline void publish_bytes(void* p, const void* from, uint32_t bytes) {
   char* to = static_cast<char*>(p);
@@ -247,6 +252,13 @@ inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
 }
 inline void pack_load(Raw& r, const void* p) { memcpy(r.w, p, 16); }
 inline void pack_store(void* to, const Raw& r, uint32_t) { memcpy(to, r.w, 16); }
+inline void pack_load_if(bool on, Raw& r, const void* p) {
+  memset(r.w, 0, 16);
+  if (on) memcpy(r.w, p, 16);
+}
+inline void pack_store_if(bool on, void* to, const Raw& r) {
+  if (on) memcpy(to, r.w, 16);
+}
 template <class T>
 struct Fill {
   Raw& r;
@@ -312,6 +324,12 @@ inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
 }
 inline void pack_load(Raw& r, const void* p) { r.p = static_cast<const unsigned char*>(p); }
 inline void pack_store(void* to, const Raw& r, uint32_t bytes) { memcpy(to, r.p, bytes); }
+inline void pack_load_if(bool on, Raw& r, const void* p) {
+  if (on) pack_load(r, p);
+}
+inline void pack_store_if(bool on, void* to, const Raw& r) {
+  if (on) memcpy(to, r.p, 16);
+}
 template <class T>
 struct Out {
   unsigned char* p;

@@ -83,7 +83,10 @@ unsafe fn launch<F: HasKernels>(
         shape.threads = shape.threads.min(FEWER_THREADS);
     }
     let elements = if step.rows != 0 { step.width } else { step.count };
-    let args = form.lay_out(table, elements * dtype.size() as u64 / PACK_BYTES as u64);
+    let packs = elements * dtype.size() as u64 / PACK_BYTES as u64;
+    let plain = step.rows == 0 && step.op == Op::Sum as u32 && step.check == 0;
+    let threads = u64::from(shape.blocks) * u64::from(shape.threads);
+    let args = form.lay_out(table, packs, plain.then_some(threads));
     *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
     unsafe { kernel.launch(entered, stream, &shape, args)? };

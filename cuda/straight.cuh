@@ -1,0 +1,176 @@
+// The hottest path: `one_shot` and `two_shot` by a word protocol, where every thread has at most one pack of each
+// piece.
+//
+// It does what Unrolled does (unrolled.cuh), pack for pack and in the same order, without a loop or a branch between
+// the first load and the last store: what a thread has no part in is switched off by a predicate. At these sizes a step
+// is the latency of one chain of instructions that a launch finds cold, so every one of them counts, taken or skipped;
+// and a value that lives in registers from its load to its last use is fetched once. Addresses are worked out before
+// the wait.
+//
+// The rules of the walk hold (all_reduce.cuh): in a phase all sends come first, then all waits; pack j of every piece
+// is the same thread's in both phases.
+#ifndef PEERLANE_STRAIGHT_CUH
+#define PEERLANE_STRAIGHT_CUH
+
+#include "fan.cuh"
+
+namespace PL_NAMESPACE {
+
+template <class D, uint32_t K>
+struct Straight {
+  using Words = Sentinel<D>;
+  using Phase = typename Fan<K>::Phase;
+  static constexpr uint32_t LEAVES = K + 1, WORDS = PL_PACK_BYTES / 4;
+
+  Step& s;
+  const typename Fan<K>::Args& u;
+  const uint32_t j;    // the pack of each piece that is this thread's
+  uint64_t place = 0;  // of that pack in any slot of the buffer in use
+  dev::Raw mine;       // the rank's own operand
+  dev::Raw sent[K];    // two_shot: what goes to the owners of the other pieces
+
+  PL_FN Straight(Step& step, const typename Fan<K>::Args& args)
+      : s(step), u(args), j(dev::block() * dev::threads() + dev::tid()) {}
+
+  PL_FN const char* input(uint32_t first) const {
+    return static_cast<const char*>(s.a.input) + uint64_t(first + j) * PL_PACK_BYTES;
+  }
+  PL_FN char* output(uint32_t first) const {
+    return static_cast<char*>(s.a.output) + uint64_t(first + j) * PL_PACK_BYTES;
+  }
+  PL_FN char* at(uint64_t slot) const { return reinterpret_cast<char*>(slot + place); }
+
+  PL_FN void find_place() {
+    place = uint64_t(uint32_t(s.epoch) & s.a.geo.rotation) * s.a.geo.half_bytes + uint64_t(j) * Words::PACK_BYTES;
+  }
+
+  static PL_FN dev::Raw legal(const dev::Raw& raw) {
+    dev::Raw words;
+    PL_EACH
+    for (uint32_t w = 0; w < WORDS; ++w) *words.words(w) = Words::legal(raw.word(w));
+    return words;
+  }
+  PL_FN void send_to(const Phase& ph, uint32_t k, const dev::Raw& words) {
+    dev::post_4x32_if(j < ph.send_packs[k], at(ph.to[k]), words.w);
+  }
+  PL_FN void send(const Phase& ph, const dev::Raw& raw) {
+    const dev::Raw words = legal(raw);
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) send_to(ph, k, words);
+  }
+
+  // Waits for the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
+  // first look at what they brought: in between, a look would wait for one load before the next is even on its way. The
+  // largest word says whether any is still to come: a comparison of each would need more predicates than there are.
+  PL_FN bool gather(const Phase& ph, uint32_t wanted, dev::Raw (&raw)[LEAVES]) {
+    wanted = dev::in_register(wanted);
+    const char* slots[LEAVES];
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k) slots[k] = at(ph.at[k]);
+    return await(
+        s,
+        [&] {
+          PL_EACH
+          for (uint32_t k = 0; k < LEAVES; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
+          uint32_t largest = 0;
+          PL_EACH
+          for (uint32_t k = 0; k < LEAVES; ++k) largest = larger(largest, Words::largest(raw[k]));
+          return largest != Words::UNWRITTEN;
+        },
+        [&] { return missing_peer(ph, wanted); });
+  }
+  // Looked for once a wait has ended in vain.
+  PL_FN uint32_t missing_peer(const Phase& ph, uint32_t wanted) {
+    PL_ROLL
+    for (uint32_t k = 0; k < LEAVES; ++k) {
+      dev::Raw seen;
+      if (!(wanted >> k & 1)) continue;
+      dev::poll_4x32(at(ph.at[k]), seen.words(0));
+      if (Words::largest(seen) == Words::UNWRITTEN) return ph.from[k];
+    }
+    return wanted ? ph.from[dev::lowest_bit(wanted)] : s.a.rank;  // it has come since
+  }
+  PL_FN void rearm(const Phase& ph, uint32_t read) {
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k) Words::rearm_if(read >> k & 1, at(ph.at[k]));
+  }
+
+  // The leaves that arrive, and the rank's own, summed along the balanced tree (add_tree in fold.cuh).
+  PL_FN bool sum(const Phase& ph, uint32_t wanted, dev::Raw& total) {
+    const uint32_t own = ph.present & ~ph.remote;
+    dev::Raw raw[LEAVES];
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k) PL_EACH
+    for (uint32_t w = 0; w < WORDS; ++w)
+      *raw[k].words(w) = own >> k & 1 ? Words::legal(mine.word(w)) : negative_zero<D>();
+    const bool ok = gather(ph, wanted, raw);
+    float value[elements<D>()];
+    PL_UNROLL
+    for (uint32_t i = 0; i < elements<D>(); ++i) {
+      float x[LEAVES];
+      PL_EACH
+      for (uint32_t k = 0; k < LEAVES; ++k) x[k] = D::up(dev::In<typename D::T>(raw[k])[i]);
+      value[i] = Along<0, LEAVES>::sum(x);
+    }
+    PL_EACH
+    for (uint32_t w = 0; w < WORDS; ++w) *total.words(w) = D::down_word(value + w * (elements<D>() / WORDS));
+    return ok;
+  }
+
+  // one_shot: the tile to all, the sum of all.
+  PL_FN void load_one() { dev::pack_load_if(j < u.widest, mine, input(0)); }
+  PL_FN bool run_one() {
+    const Phase& ph = u.phase[0];
+    clear_old_tags(s);
+    find_place();
+    send(ph, mine);
+    land_rearmed(s);
+    const bool has = j < u.widest;
+    const uint32_t wanted = has ? ph.remote : 0;
+    dev::Raw total;
+    if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;
+    dev::pack_store_if(has, output(0), total);
+    rearm(ph, wanted);
+    return true;
+  }
+
+  // two_shot: each piece to its owner, the sum of the own one to all, theirs from them.
+  PL_FN void load_two() {
+    const Phase& ph = u.phase[0];
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) dev::pack_load_if(j < ph.send_packs[k], sent[k], input(ph.send_first[k]));
+    dev::pack_load_if(j < ph.item_packs[0], mine, input(ph.item_first[0]));
+  }
+  PL_FN bool run_two() {
+    const Phase &scatter = u.phase[0], &collect = u.phase[1];
+    clear_old_tags(s);
+    find_place();
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) send_to(scatter, k, legal(sent[k]));
+    land_rearmed(s);
+    const bool owns = j < scatter.item_packs[0];
+    const uint32_t parts = owns ? scatter.remote : 0;
+    dev::Raw total;
+    if (PL_UNLIKELY(!sum(scatter, parts, total))) return false;
+    send(collect, total);
+    dev::pack_store_if(owns, output(scatter.item_first[0]), total);
+    rearm(scatter, parts);
+    s.phase = 1;
+    uint32_t theirs = 0;
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) theirs |= uint32_t(j < collect.item_packs[k]) << k;
+    dev::Raw raw[LEAVES];  // the last stays as it is
+    PL_EACH
+    for (uint32_t k = 0; k < LEAVES; ++k) PL_EACH
+    for (uint32_t w = 0; w < WORDS; ++w) *raw[k].words(w) = 0;
+    if (PL_UNLIKELY(!gather(collect, theirs, raw))) return false;
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) dev::pack_store_if(theirs >> k & 1, output(collect.item_first[k]), raw[k]);
+    rearm(collect, theirs);
+    return true;
+  }
+};
+
+}  // namespace PL_NAMESPACE
+
+#endif
