@@ -153,7 +153,7 @@ typedef struct {
    * (rotation 1) are enough to be right. More (3, 7) leave a buffer alone for longer: on a CPU its lines have then
    * moved out of the reader's innermost cache, from where taking them back is slow; in host memory that GPUs write,
    * words that have been armed again land late. */
-  uint64_t data, half_bytes, slot_bytes;
+  uint64_t data, slot_bytes;
   /* flagged only: flag = flags + (epoch & 1) * flags_half_bytes + (slot * flag_chunks + chunk) * 64 */
   uint64_t flags, flags_half_bytes;
   uint64_t records;           /* pl_record[16] */
@@ -161,18 +161,15 @@ typedef struct {
   uint64_t ll, ll_half_bytes; /* the channel's ll region, whose old tags a step of any protocol may have to clear */
   uint32_t flag_chunks;       /* most chunks per slot */
   uint32_t rotation;          /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll */
+  uint64_t half_bytes;
 } pl_geometry;
 
-/* What every step has, whatever its kernel. */
+/* What every step has, whatever its kernel. What the hot path needs stands at the end, next to the arguments that are
+ * the kernel's own: arguments are fetched anew for every launch, line by line, and a line more is 50 ns. */
 typedef struct {
-  pl_geometry geo;
   uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here; 0: not mapped, the schedule has no edge
                                   there */
-  pl_state* state;
-  pl_channel* channel;
   pl_report* report;
-  const void* input;
-  void* output;
   void* partial;  /* own scratch: accumulator values of the whole tile, addressed by pack */
   uint64_t count; /* elements of this step */
   uint64_t deadline_ns;
@@ -182,9 +179,12 @@ typedef struct {
   uint32_t n, rank;
   uint32_t dtype, op, proto, algo;
   uint32_t chunk_packs;
-  uint32_t check;       /* 1: exchange and compare pl_call first */
-  uint32_t yield;       /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
-  uint32_t host_staged; /* 1: slabs are host memory that GPUs write: a block of each step fences, see step.cuh */
+  uint32_t check; /* 1: exchange and compare pl_call first */
+  uint32_t yield; /* CPU: 1 when ranks outnumber cores, so a poll that fails gives the core away */
+  /* 1: the pieces are parts of `count` elements each, whatever the cuts say, and piece p starts p times so many bytes
+   * into the buffers: an all-gather's input is one part for all pieces, a reduce-scatter's output likewise. */
+  uint32_t parts;
+  uint64_t input_part, output_part;
   /* Add + RMSNorm, see cuda/add_rms_norm.cuh: rows of `width` elements (a multiple of 8), count = rows * width, and
    * `output` is the normed one. An all-reduce alone has 0 rows. */
   uint64_t rows, width;
@@ -192,11 +192,13 @@ typedef struct {
   const void* gamma; /* `width` elements */
   void* residual_out;
   float eps, weight_bias;
-  /* 1: the pieces are parts of `count` elements each, whatever the cuts say, and piece p starts p times so many bytes
-   * into the buffers: an all-gather's input is one part for all pieces, a reduce-scatter's output likewise. */
-  uint32_t parts;
-  uint32_t dependents; /* 1: the next kernel in the stream is this library's and may start while this one waits */
-  uint64_t input_part, output_part;
+  pl_geometry geo;
+  pl_state* state;
+  pl_channel* channel;
+  const void* input;
+  void* output;
+  uint32_t host_staged; /* 1: slabs are host memory that GPUs write: a block of each step fences, see step.cuh */
+  uint32_t dependents;  /* 1: the next kernel in the stream is this library's and may start while this one waits */
 } pl_step;
 
 /* A step that walks a table. */

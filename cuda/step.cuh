@@ -230,7 +230,7 @@ constexpr uint64_t FILL_AFTER_NS = 200 * 1000 * 1000;
 // back already. The others are done soon, since the sticky word is set; a launch whose word is spoilt by one that it
 // met never sees the carry, and has filled this block's packs at least.
 template <class D>
-PL_COLD void end_failed(const pl_step& a, uint64_t epoch, uint64_t tile_packs, uint64_t rows) {
+PL_COLD void end_failed(const pl_step& a, uint64_t epoch) {
   const uint64_t mine = epoch << PL_TURN_BITS, next = next_epoch(epoch) << PL_TURN_BITS, before = dev::now_ns();
   bool all_done = false;
   PL_ROLL
@@ -242,10 +242,11 @@ PL_COLD void end_failed(const pl_step& a, uint64_t epoch, uint64_t tile_packs, u
   dev::sync_block();
   if (dev::tid() == 0 && all_done) dev::leave(&a.channel->turn, mine);
   if (dev::blocks() == 1) return;  // it has filled what there is
-  Step s(a, tile_packs, rows);
+  const uint64_t packs = ((a.rows ? a.width : a.count) + elements<D>() - 1) / elements<D>();
+  Step s(a, packs, a.rows);
   Range all;
   all.piece0 = all.first = 0;
-  all.last = rows ? rows * tile_packs : tile_packs;
+  all.last = a.rows ? a.rows * packs : packs;
   fill_range<D>(s, all);
 }
 
@@ -286,7 +287,7 @@ PL_FN void end(Step& s, bool ok, Fill fill_own) {
     }
     dev::count_out(&s.a.channel->turn, term);
   }
-  if (PL_UNLIKELY(failed)) end_failed<D>(s.a, s.epoch, s.packs, s.rows);
+  if (PL_UNLIKELY(failed)) end_failed<D>(s.a, s.epoch);
 }
 
 }  // namespace PL_NAMESPACE

@@ -50,13 +50,8 @@ struct Straight {
     for (uint32_t w = 0; w < WORDS; ++w) *words.words(w) = Words::legal(raw.word(w));
     return words;
   }
-  PL_FN void send_to(const Phase& ph, uint32_t k, const dev::Raw& words) {
-    dev::post_4x32_if(j < ph.send_packs[k], at(ph.to[k]), words.w);
-  }
-  PL_FN void send(const Phase& ph, const dev::Raw& raw) {
-    const dev::Raw words = legal(raw);
-    PL_EACH
-    for (uint32_t k = 0; k < K; ++k) send_to(ph, k, words);
+  PL_FN void send_to(const Phase& ph, uint32_t k, dev::Raw words) {
+    dev::post_4x32_if(j < ph.send_packs[k], at(ph.to[k]), words.words(0));
   }
 
   // Waits for the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
@@ -121,11 +116,14 @@ struct Straight {
   PL_FN void load_one() { dev::pack_load_if(j < u.widest, mine, input(0)); }
   PL_FN bool run_one() {
     const Phase& ph = u.phase[0];
+    const bool has = j < u.widest;
     clear_old_tags(s);
     find_place();
-    send(ph, mine);
+    dev::Raw words = legal(mine);
+    const uint32_t peers = dev::set_bits(ph.remote);
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) dev::post_4x32_if(has && k < peers, at(ph.to[k]), words.words(0));
     land_rearmed(s);
-    const bool has = j < u.widest;
     const uint32_t wanted = has ? ph.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;
@@ -152,7 +150,9 @@ struct Straight {
     const uint32_t parts = owns ? scatter.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(scatter, parts, total))) return false;
-    send(collect, total);
+    dev::Raw words = legal(total);
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) send_to(collect, k, words);
     dev::pack_store_if(owns, output(scatter.item_first[0]), total);
     rearm(scatter, parts);
     s.phase = 1;

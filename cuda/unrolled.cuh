@@ -292,25 +292,26 @@ struct Unrolled {
 
 // Apart from the step that runs, which it would make longer.
 template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS>
-PL_COLD void fill_own_unrolled(const typename Fan<K>::Args& u, uint64_t tile_packs) {
-  Step s(u.step, tile_packs, ROWS ? u.step.rows : 0);
+PL_COLD void fill_own_unrolled(const typename Fan<K>::Args& u) {
+  Step s(u.step, (ROWS ? u.step.width : u.step.count) / elements<D>(), ROWS ? u.step.rows : 0);
   Unrolled<D, P, K, PHASES, ROWS>(s, u).fill_own();
 }
 
 // One step: sums and averages of floats, by ll or sentinel.
 template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
-  if (u.step.count == 0) return;  // an empty call is no step
-  Step s(u.step, u.step.count / elements<D>(), 0);
-  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, false>(u, s.packs); };
+  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, false>(u); };
   if constexpr (dev::STRIP == 1 && P::HAS_STRAIGHT)
     if (PL_LIKELY(u.straight)) {
+      Step s(u.step, 0, 0);
       Straight<D, K> steps(s, u);
       PHASES == 1 ? steps.load_one() : steps.load_two();
       if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
       const bool ok = PHASES == 1 ? steps.run_one() : steps.run_two();
       return end<D>(s, ok, fill);
     }
+  if (u.step.count == 0) return;  // an empty call is no step
+  Step s(u.step, u.step.count / elements<D>(), 0);
   Unrolled<D, P, K, PHASES, false> steps(s, u);
   steps.load_first();
   if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
@@ -324,7 +325,7 @@ PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
   if (u.step.rows == 0) return;
   Step s(u.step, u.step.width / elements<D>(), u.step.rows);
   Unrolled<D, P, K, PHASES, true> steps(s, u);
-  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, true>(u, s.packs); };
+  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, true>(u); };
   steps.load_first();
   if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
   const bool ok = may_run(s) && steps.run();

@@ -279,7 +279,6 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct pl_geometry {
     pub data: u64,
-    pub half_bytes: u64,
     pub slot_bytes: u64,
     pub flags: u64,
     pub flags_half_bytes: u64,
@@ -289,40 +288,36 @@ pub struct pl_geometry {
     pub ll_half_bytes: u64,
     pub flag_chunks: u32,
     pub rotation: u32,
+    pub half_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of pl_geometry"][::std::mem::size_of::<pl_geometry>() - 80usize];
     ["Alignment of pl_geometry"][::std::mem::align_of::<pl_geometry>() - 8usize];
     ["Offset of field: pl_geometry::data"][::std::mem::offset_of!(pl_geometry, data) - 0usize];
-    ["Offset of field: pl_geometry::half_bytes"]
-        [::std::mem::offset_of!(pl_geometry, half_bytes) - 8usize];
     ["Offset of field: pl_geometry::slot_bytes"]
-        [::std::mem::offset_of!(pl_geometry, slot_bytes) - 16usize];
-    ["Offset of field: pl_geometry::flags"][::std::mem::offset_of!(pl_geometry, flags) - 24usize];
+        [::std::mem::offset_of!(pl_geometry, slot_bytes) - 8usize];
+    ["Offset of field: pl_geometry::flags"][::std::mem::offset_of!(pl_geometry, flags) - 16usize];
     ["Offset of field: pl_geometry::flags_half_bytes"]
-        [::std::mem::offset_of!(pl_geometry, flags_half_bytes) - 32usize];
+        [::std::mem::offset_of!(pl_geometry, flags_half_bytes) - 24usize];
     ["Offset of field: pl_geometry::records"]
-        [::std::mem::offset_of!(pl_geometry, records) - 40usize];
-    ["Offset of field: pl_geometry::calls"][::std::mem::offset_of!(pl_geometry, calls) - 48usize];
-    ["Offset of field: pl_geometry::ll"][::std::mem::offset_of!(pl_geometry, ll) - 56usize];
+        [::std::mem::offset_of!(pl_geometry, records) - 32usize];
+    ["Offset of field: pl_geometry::calls"][::std::mem::offset_of!(pl_geometry, calls) - 40usize];
+    ["Offset of field: pl_geometry::ll"][::std::mem::offset_of!(pl_geometry, ll) - 48usize];
     ["Offset of field: pl_geometry::ll_half_bytes"]
-        [::std::mem::offset_of!(pl_geometry, ll_half_bytes) - 64usize];
+        [::std::mem::offset_of!(pl_geometry, ll_half_bytes) - 56usize];
     ["Offset of field: pl_geometry::flag_chunks"]
-        [::std::mem::offset_of!(pl_geometry, flag_chunks) - 72usize];
+        [::std::mem::offset_of!(pl_geometry, flag_chunks) - 64usize];
     ["Offset of field: pl_geometry::rotation"]
-        [::std::mem::offset_of!(pl_geometry, rotation) - 76usize];
+        [::std::mem::offset_of!(pl_geometry, rotation) - 68usize];
+    ["Offset of field: pl_geometry::half_bytes"]
+        [::std::mem::offset_of!(pl_geometry, half_bytes) - 72usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_step {
-    pub geo: pl_geometry,
     pub base: [u64; 16usize],
-    pub state: *mut pl_state,
-    pub channel: *mut pl_channel,
     pub report: *mut pl_report,
-    pub input: *const ::std::os::raw::c_void,
-    pub output: *mut ::std::os::raw::c_void,
     pub partial: *mut ::std::os::raw::c_void,
     pub count: u64,
     pub deadline_ns: u64,
@@ -338,7 +333,9 @@ pub struct pl_step {
     pub chunk_packs: u32,
     pub check: u32,
     pub yield_: u32,
-    pub host_staged: u32,
+    pub parts: u32,
+    pub input_part: u64,
+    pub output_part: u64,
     pub rows: u64,
     pub width: u64,
     pub residual: *const ::std::os::raw::c_void,
@@ -346,57 +343,60 @@ pub struct pl_step {
     pub residual_out: *mut ::std::os::raw::c_void,
     pub eps: f32,
     pub weight_bias: f32,
-    pub parts: u32,
+    pub geo: pl_geometry,
+    pub state: *mut pl_state,
+    pub channel: *mut pl_channel,
+    pub input: *const ::std::os::raw::c_void,
+    pub output: *mut ::std::os::raw::c_void,
+    pub host_staged: u32,
     pub dependents: u32,
-    pub input_part: u64,
-    pub output_part: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 408usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
-    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 0usize];
-    ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 80usize];
-    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 208usize];
-    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 216usize];
-    ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 224usize];
-    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 232usize];
-    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 240usize];
-    ["Offset of field: pl_step::partial"][::std::mem::offset_of!(pl_step, partial) - 248usize];
-    ["Offset of field: pl_step::count"][::std::mem::offset_of!(pl_step, count) - 256usize];
+    ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 0usize];
+    ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 128usize];
+    ["Offset of field: pl_step::partial"][::std::mem::offset_of!(pl_step, partial) - 136usize];
+    ["Offset of field: pl_step::count"][::std::mem::offset_of!(pl_step, count) - 144usize];
     ["Offset of field: pl_step::deadline_ns"]
-        [::std::mem::offset_of!(pl_step, deadline_ns) - 264usize];
-    ["Offset of field: pl_step::launch"][::std::mem::offset_of!(pl_step, launch) - 272usize];
-    ["Offset of field: pl_step::call"][::std::mem::offset_of!(pl_step, call) - 280usize];
-    ["Offset of field: pl_step::signature"][::std::mem::offset_of!(pl_step, signature) - 288usize];
-    ["Offset of field: pl_step::n"][::std::mem::offset_of!(pl_step, n) - 296usize];
-    ["Offset of field: pl_step::rank"][::std::mem::offset_of!(pl_step, rank) - 300usize];
-    ["Offset of field: pl_step::dtype"][::std::mem::offset_of!(pl_step, dtype) - 304usize];
-    ["Offset of field: pl_step::op"][::std::mem::offset_of!(pl_step, op) - 308usize];
-    ["Offset of field: pl_step::proto"][::std::mem::offset_of!(pl_step, proto) - 312usize];
-    ["Offset of field: pl_step::algo"][::std::mem::offset_of!(pl_step, algo) - 316usize];
+        [::std::mem::offset_of!(pl_step, deadline_ns) - 152usize];
+    ["Offset of field: pl_step::launch"][::std::mem::offset_of!(pl_step, launch) - 160usize];
+    ["Offset of field: pl_step::call"][::std::mem::offset_of!(pl_step, call) - 168usize];
+    ["Offset of field: pl_step::signature"][::std::mem::offset_of!(pl_step, signature) - 176usize];
+    ["Offset of field: pl_step::n"][::std::mem::offset_of!(pl_step, n) - 184usize];
+    ["Offset of field: pl_step::rank"][::std::mem::offset_of!(pl_step, rank) - 188usize];
+    ["Offset of field: pl_step::dtype"][::std::mem::offset_of!(pl_step, dtype) - 192usize];
+    ["Offset of field: pl_step::op"][::std::mem::offset_of!(pl_step, op) - 196usize];
+    ["Offset of field: pl_step::proto"][::std::mem::offset_of!(pl_step, proto) - 200usize];
+    ["Offset of field: pl_step::algo"][::std::mem::offset_of!(pl_step, algo) - 204usize];
     ["Offset of field: pl_step::chunk_packs"]
-        [::std::mem::offset_of!(pl_step, chunk_packs) - 320usize];
-    ["Offset of field: pl_step::check"][::std::mem::offset_of!(pl_step, check) - 324usize];
-    ["Offset of field: pl_step::yield_"][::std::mem::offset_of!(pl_step, yield_) - 328usize];
-    ["Offset of field: pl_step::host_staged"]
-        [::std::mem::offset_of!(pl_step, host_staged) - 332usize];
-    ["Offset of field: pl_step::rows"][::std::mem::offset_of!(pl_step, rows) - 336usize];
-    ["Offset of field: pl_step::width"][::std::mem::offset_of!(pl_step, width) - 344usize];
-    ["Offset of field: pl_step::residual"][::std::mem::offset_of!(pl_step, residual) - 352usize];
-    ["Offset of field: pl_step::gamma"][::std::mem::offset_of!(pl_step, gamma) - 360usize];
-    ["Offset of field: pl_step::residual_out"]
-        [::std::mem::offset_of!(pl_step, residual_out) - 368usize];
-    ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 376usize];
-    ["Offset of field: pl_step::weight_bias"]
-        [::std::mem::offset_of!(pl_step, weight_bias) - 380usize];
-    ["Offset of field: pl_step::parts"][::std::mem::offset_of!(pl_step, parts) - 384usize];
-    ["Offset of field: pl_step::dependents"]
-        [::std::mem::offset_of!(pl_step, dependents) - 388usize];
+        [::std::mem::offset_of!(pl_step, chunk_packs) - 208usize];
+    ["Offset of field: pl_step::check"][::std::mem::offset_of!(pl_step, check) - 212usize];
+    ["Offset of field: pl_step::yield_"][::std::mem::offset_of!(pl_step, yield_) - 216usize];
+    ["Offset of field: pl_step::parts"][::std::mem::offset_of!(pl_step, parts) - 220usize];
     ["Offset of field: pl_step::input_part"]
-        [::std::mem::offset_of!(pl_step, input_part) - 392usize];
+        [::std::mem::offset_of!(pl_step, input_part) - 224usize];
     ["Offset of field: pl_step::output_part"]
-        [::std::mem::offset_of!(pl_step, output_part) - 400usize];
+        [::std::mem::offset_of!(pl_step, output_part) - 232usize];
+    ["Offset of field: pl_step::rows"][::std::mem::offset_of!(pl_step, rows) - 240usize];
+    ["Offset of field: pl_step::width"][::std::mem::offset_of!(pl_step, width) - 248usize];
+    ["Offset of field: pl_step::residual"][::std::mem::offset_of!(pl_step, residual) - 256usize];
+    ["Offset of field: pl_step::gamma"][::std::mem::offset_of!(pl_step, gamma) - 264usize];
+    ["Offset of field: pl_step::residual_out"]
+        [::std::mem::offset_of!(pl_step, residual_out) - 272usize];
+    ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 280usize];
+    ["Offset of field: pl_step::weight_bias"]
+        [::std::mem::offset_of!(pl_step, weight_bias) - 284usize];
+    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 288usize];
+    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 368usize];
+    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 376usize];
+    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 384usize];
+    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 392usize];
+    ["Offset of field: pl_step::host_staged"]
+        [::std::mem::offset_of!(pl_step, host_staged) - 400usize];
+    ["Offset of field: pl_step::dependents"]
+        [::std::mem::offset_of!(pl_step, dependents) - 404usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -506,7 +506,7 @@ struct Line([u8; 64]);
 
 /// The step for the kernel with unrolled loops, or nothing where there is none for it. Mostly: ranks that walk their tables
 /// must understand the others.
-fn unrolled(args: &pl_args, step: &Step, kernels: &mut Random) -> pl_unrolled_7 {
+fn unrolled(args: &pl_args, step: &Step, threads: u32, kernels: &mut Random) -> pl_unrolled_7 {
     let form = Unrolled::<pl_unrolled_7>::new(&args.table, &args.step, step.protocol);
     let per_pack = 16 / step.dtype.size();
     match form {
@@ -516,7 +516,9 @@ fn unrolled(args: &pl_args, step: &Step, kernels: &mut Random) -> pl_unrolled_7 
                 && !kernels.one_in(5) =>
         {
             let packs = step.norm.map_or(step.count, |norm| norm.width) / per_pack;
-            *form.lay_out(&args.table, packs as u64)
+            // As the host does it: the short path where every thread has a pack of each piece at most.
+            let plain = step.norm.is_none() && step.op == Op::Sum && args.step.check == 0;
+            *form.lay_out(&args.table, packs as u64, plain.then_some(threads.into()))
         }
         _ => pl_unrolled_7::zeroed(),
     }
@@ -675,7 +677,8 @@ impl Runner {
                     args.step.residual_out = residual_out.cast();
                     (args.step.eps, args.step.weight_bias) = (EPS, WEIGHT_BIAS);
                 }
-                self.unrolled[k * n + rank] = unrolled(args, step, &mut kernels);
+                self.unrolled[k * n + rank] =
+                    unrolled(args, step, plan.blocks * plan.threads, &mut kernels);
             }
         }
         let mut rank_steps = [0; 16];

@@ -7,8 +7,9 @@ use crate::types::Protocol;
 
 /// More than this many blocks brought nothing at any size that was measured.
 const MOST_BLOCKS: u32 = 28;
-const FEW_THREADS: u32 = 128;
-const MANY_THREADS: u32 = 256;
+/// Threads of a block, as many as leave a pack of each piece to a thread: few, so that more multiprocessors share the work. Pieces
+/// of two phases are short, and a thread has a pack of each.
+const THREADS: [u32; 3] = [64, 128, FEWER_THREADS];
 /// Most threads of a block that has a row: ROW_THREADS of cuda/kernels.cu.
 const ROW_THREADS: u32 = 512;
 /// The same of kernels that need more registers: THREADS there.
@@ -63,8 +64,10 @@ impl ShapeRule {
         packs: u64,
     ) -> Shape {
         let longest = longest_piece(table, packs).max(1);
-        let roomy = longest > u64::from(self.most_blocks) * u64::from(FEW_THREADS);
-        let threads = self.threads.unwrap_or(if roomy { MANY_THREADS } else { FEW_THREADS });
+        let enough = |threads: &u32| longest <= u64::from(self.most_blocks) * u64::from(*threads);
+        let from = usize::from(table.phases < 2);
+        let threads = THREADS[from..].iter().copied().find(enough).unwrap_or(FEWER_THREADS);
+        let threads = self.threads.unwrap_or(threads);
         let busy = longest.div_ceil(threads.into());
         let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
         let mut chunk = u64::from(threads);
@@ -130,6 +133,12 @@ mod tests {
         let bulk = step(rule, Protocol::Flagged, 1 << 20);
         assert!(u64::from(bulk.chunk_packs) * 32 >= 1 << 20, "the flags are enough: {bulk:?}");
         assert_eq!(step(ShapeRule { threads: Some(64), ..rule }, Protocol::Ll, 100).threads, 64);
+        // SAFETY: plain integers, for which zero is a value.
+        let (mut table, geometry): (pl_table, pl_geometry) = unsafe { std::mem::zeroed() };
+        (table.phases, table.pieces, table.cut_den) = (2, 2, 2);
+        table.cut_num[1..3].copy_from_slice(&[1, 2]);
+        let shape = rule.shape(&table, &geometry, Protocol::Sentinel, 896);
+        assert_eq!(shape, Shape { blocks: 7, threads: 64, chunk_packs: 64 });
     }
 
     #[test]
