@@ -338,6 +338,19 @@ fn a_chain_does_not_reach_from_one_graph_into_another() {
             capture(&rank, || (0..2).for_each(|_| rank.call(&SMALL, None).unwrap()));
             assert!(is_chain(&graph(), 2), "{:?}", graph());
         }
+        // A foreign kernel may have the node that ours had in a graph that is gone.
+        let kernel = foreign(&rank);
+        for _ in 0..3 {
+            capture(&rank, || rank.call(&SMALL, None).unwrap());
+            capture(&rank, || {
+                launch_foreign(&rank, &kernel, false);
+                rank.call(&SMALL, None).unwrap();
+            });
+            assert!(graph().len() == 2 && !graph().iter().any(is_marked), "{:?}", graph());
+        }
+        // And it was not tried to change that node.
+        capture(&rank, || (0..2).for_each(|_| rank.call(&SMALL, None).unwrap()));
+        assert!(is_chain(&graph(), 2), "{:?}", graph());
         // Two captures at a time, each with a call of the other in between, and an eager call.
         let others = [0, 1].map(|_| Stream::new(&rank.context, 0).unwrap());
         let captures = [0, 1].map(|i| Capture::begin(&others[i], CaptureMode::Relaxed).unwrap());

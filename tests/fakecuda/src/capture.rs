@@ -10,7 +10,7 @@ use crate::errors::{
     OPERATION_NOT_PERMITTED_WHEN_STREAM_IS_CAPTURING, OPERATION_WOULD_MERGE_TWO_CAPTURES,
 };
 use crate::graph::Task;
-use crate::graph::{self, Node, GRAPHS};
+use crate::graph::{self, Node, NodeHandle, GRAPHS};
 use crate::stream::{enqueue, resolve, Marker, Stream};
 use crate::table::{fresh, Table};
 use std::cell::Cell;
@@ -118,7 +118,7 @@ impl Capture {
         }
         let after = state.frontier.remove(&stream.id).unwrap_or_default();
         let index = state.nodes.len();
-        state.nodes.push(Node { handle: fresh(), lane: stream.id, after, task });
+        state.nodes.push(Node { handle: NodeHandle::next(), lane: stream.id, after, task });
         state.frontier.insert(stream.id, BTreeSet::from([index]));
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Capture {
             .get(&stream.id)
             .into_iter()
             .flatten()
-            .map(|&index| state.nodes[index].handle)
+            .map(|&index| state.nodes[index].handle.0)
             .collect();
         let edges = vec![[0, 0, crate::config::config().edge_type, 0, 0, 0, 0, 0]; nodes.len()];
         state.handed.insert(stream.id, (nodes, edges));
@@ -169,7 +169,7 @@ pub fn with_node<T>(handle: usize, work: impl FnOnce(&mut Node) -> T) -> Option<
     let captures = lock(&ACTIVE).clone();
     for capture in captures {
         let mut state = lock(&capture.state);
-        if let Some(node) = state.nodes.iter_mut().find(|node| node.handle == handle) {
+        if let Some(node) = state.nodes.iter_mut().find(|node| node.handle.0 == handle) {
             return Some(work(node));
         }
     }

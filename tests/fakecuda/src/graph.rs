@@ -5,7 +5,7 @@ use crate::entry::{entry, lock};
 use crate::errors::{put, INVALID_ARGUMENT, INVALID_RESOURCE_HANDLE};
 use crate::kernel::Launch;
 use crate::stream::{enqueue, resolve, Marker, Work};
-use crate::table::Table;
+use crate::table::{fresh, Table};
 use crate::user_object::References;
 use cudarc::driver::sys::CUDA_KERNEL_NODE_PARAMS;
 use std::cell::RefCell;
@@ -15,11 +15,30 @@ use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
 pub struct Node {
-    pub handle: usize,
+    pub handle: Arc<NodeHandle>,
     /// The stream it was captured in; replays run one lane per stream.
     pub lane: usize,
     pub after: BTreeSet<usize>,
     pub task: Task,
+}
+
+/// A node's number. Unlike all other handles it comes back once the node is gone, to the next new one: with the real driver
+/// a node of another graph may have the address of one that was.
+pub struct NodeHandle(pub usize);
+
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+impl NodeHandle {
+    pub fn next() -> Arc<Self> {
+        let free = lock(&FREE).pop();
+        Arc::new(NodeHandle(free.unwrap_or_else(fresh)))
+    }
+}
+
+impl Drop for NodeHandle {
+    fn drop(&mut self) {
+        lock(&FREE).push(self.0);
+    }
 }
 
 #[derive(Clone)]
@@ -114,7 +133,7 @@ impl Graph {
 fn with_done<T>(handle: usize, work: impl FnOnce(&mut Node) -> T) -> Option<T> {
     for graph in GRAPHS.all() {
         let mut nodes = lock(&graph.nodes);
-        if let Some(node) = nodes.iter_mut().find(|node| node.handle == handle) {
+        if let Some(node) = nodes.iter_mut().find(|node| node.handle.0 == handle) {
             return Some(work(node));
         }
     }
