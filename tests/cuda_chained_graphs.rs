@@ -59,20 +59,10 @@ fn is_marked(node: &Node) -> bool {
 
 /// Something else on the stream: a copy of a word onto another.
 fn copy(rank: &Rank, stream: &Stream) {
-    let at = rank.stream_word();
+    let at = rank.pointers().1;
     // SAFETY: the two words are in the rank's buffer, which outlives the graph.
     unsafe { memory::copy(&rank.context.enter().unwrap(), at, at + 8, 8, stream.as_ref()) }
         .unwrap();
-}
-
-/// Where the two words of [`copy`] are.
-trait Words {
-    fn stream_word(&self) -> u64;
-}
-impl Words for Rank<'_> {
-    fn stream_word(&self) -> u64 {
-        self.pointers().1 + SMALL.bytes() as u64 - 16
-    }
 }
 
 unsafe extern "C" fn nothing(_: *const [u64; 2]) {}
