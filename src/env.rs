@@ -41,6 +41,9 @@ pub struct Env {
     /// `PEERLANE_NUMA`: `0` leaves host memory and the library's own threads where the kernel puts them; default near the
     /// rank's GPU.
     pub numa: Option<bool>,
+    /// `PEERLANE_PROGRAMMATIC`: `0` never lets a kernel of a graph start while the library's kernel before it still runs; by
+    /// default it may where the GPU can (compute capability 9.0 and newer).
+    pub programmatic: Option<bool>,
     /// `PEERLANE_CACHE_DIR`: where verdicts on lanes are kept; default `$XDG_CACHE_HOME/peerlane`, else
     /// `$HOME/.cache/peerlane`.
     pub cache_dir: Option<PathBuf>,
@@ -141,6 +144,11 @@ impl Env {
             kernels: text("PEERLANE_KERNELS").map(PathBuf::from),
             probe: parsed("PEERLANE_PROBE", text("PEERLANE_PROBE"), from_str)?,
             numa: parsed("PEERLANE_NUMA", text("PEERLANE_NUMA"), parse_flag)?,
+            programmatic: parsed(
+                "PEERLANE_PROGRAMMATIC",
+                text("PEERLANE_PROGRAMMATIC"),
+                parse_flag,
+            )?,
             cache_dir: text("PEERLANE_CACHE_DIR").map(PathBuf::from),
             xdg_cache_home: text("XDG_CACHE_HOME").map(PathBuf::from),
             home: text("HOME").map(PathBuf::from),
@@ -269,6 +277,7 @@ mod tests {
             ("PEERLANE_PROBE", "perhaps"),
             ("PEERLANE_CHECK", "yes"),
             ("PEERLANE_NUMA", "2"),
+            ("PEERLANE_PROGRAMMATIC", "yes"),
             ("PEERLANE_DISABLE", "on"),
             ("PEERLANE_NCCL_BYTES", "8:1M,2:4M"),
             ("PEERLANE_NCCL_BYTES", "two:1M"),

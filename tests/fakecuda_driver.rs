@@ -402,6 +402,77 @@ fn a_captured_launch_runs_at_every_replay_and_not_before() {
 }
 
 #[test]
+fn a_captured_kernel_can_be_recorded_anew_while_the_capture_goes_on() {
+    let name = "a_captured_kernel_can_be_recorded_anew_while_the_capture_goes_on";
+    in_child(name, &[], || {
+        let context = device(0);
+        let (add, stream) = (adder(&context), Stream::new(&context, 0).unwrap());
+        let memory = DeviceMemory::new(&context, 64).unwrap();
+        memory.zero(&stream).unwrap();
+        let entered = context.enter().unwrap();
+        let end = || stream.as_ref().capture_with_end(&entered).unwrap();
+        assert_eq!(end(), (CaptureStatus::None, None));
+        let capture = Capture::begin(&stream, CaptureMode::ThreadLocal).unwrap();
+        let (status, node) = end();
+        assert!(matches!(status, CaptureStatus::Active(_)) && node.is_none(), "nothing yet");
+        let args = |value| Add { ptr: memory.ptr(), count: 16, value, reserved: 0 };
+        // SAFETY: the memory lives until the replays have been waited for.
+        let launch = || unsafe { add.launch(&entered, stream.as_ref(), &SHAPE, &args(1)) }.unwrap();
+        launch();
+        let (_, first) = end();
+        let mut recorded = RecordedKernel::with_room_for(size_of::<Add>());
+        // SAFETY: nothing is handed over.
+        assert!(unsafe { recorded.rewrite(&entered) }.is_err(), "nothing is remembered");
+        assert!(recorded.remember(first.unwrap(), &add, &SHAPE, &args(1)));
+        launch();
+        let (_, second) = end();
+        assert!(second.is_some() && second != first);
+        // SAFETY: `params` is where the `Add` is that was remembered; as above, and the capture is under way.
+        unsafe {
+            (*recorded.params::<Add>()).value = 10;
+            recorded.rewrite(&entered).unwrap();
+        }
+        let mut small = RecordedKernel::with_room_for(8);
+        assert!(!small.remember(first.unwrap(), &add, &SHAPE, &args(1)), "there is no room");
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        for replay in 1..=3 {
+            graph.launch(&entered, stream.as_ref()).unwrap();
+            assert_eq!(words(&memory, &stream)[..16], [11 * replay; 16]);
+        }
+    });
+}
+
+#[test]
+fn a_stream_that_stands_at_more_than_one_node_has_no_end() {
+    in_child("a_stream_that_stands_at_more_than_one_node_has_no_end", &[], || {
+        let context = device(0);
+        let entered = context.enter().unwrap();
+        let memory = DeviceMemory::new(&context, 64).unwrap();
+        let [stream, side] = [0, 1].map(|_| Stream::new(&context, 0).unwrap());
+        let [fork, join] = [0, 1].map(|_| Event::new(&context).unwrap());
+        let copy = |stream: &Stream| {
+            let (to, from) = (memory.ptr(), memory.ptr() + 32);
+            // SAFETY: both halves are the memory's; nothing of this ever runs.
+            unsafe { memory::copy(&entered, to, from, 32, stream.as_ref()) }.unwrap();
+        };
+        let capture = Capture::begin(&stream, CaptureMode::ThreadLocal).unwrap();
+        copy(&stream);
+        let (_, before) = stream.as_ref().capture_with_end(&entered).unwrap();
+        fork.record(&entered, stream.as_ref()).unwrap();
+        side.as_ref().wait(&entered, &fork).unwrap();
+        assert_eq!(side.as_ref().capture_with_end(&entered).unwrap().1, before, "the fork's own");
+        for stream in [&stream, &side] {
+            copy(stream);
+        }
+        join.record(&entered, side.as_ref()).unwrap();
+        stream.as_ref().wait(&entered, &join).unwrap();
+        let (status, end) = stream.as_ref().capture_with_end(&entered).unwrap();
+        assert!(matches!(status, CaptureStatus::Active(_)) && end.is_none());
+        drop(capture);
+    });
+}
+
+#[test]
 fn what_a_capture_forbids_is_an_error_and_set_up_can_be_exempted() {
     in_child("what_a_capture_forbids_is_an_error_and_set_up_can_be_exempted", &[], || {
         let context = device(0);
@@ -560,6 +631,12 @@ fn everything() -> peerlane::Result<()> {
     let args = Add { ptr: memory.ptr(), count: 16, value: 1, reserved: 0 };
     // SAFETY: the memory lives until the replay has been waited for.
     unsafe { add.launch(&entered, stream.as_ref(), &SHAPE, &args) }?;
+    let mut recorded = RecordedKernel::with_room_for(size_of::<Add>());
+    if let (_, Some(node)) = stream.as_ref().capture_with_end(&entered)? {
+        assert!(recorded.remember(node, &add, &SHAPE, &args));
+        // SAFETY: as above, and the capture is under way.
+        unsafe { recorded.rewrite(&entered) }?;
+    }
     let exec = capture.end()?.instantiate()?;
     exec.upload(&entered, stream.as_ref())?;
     exec.launch(&entered, stream.as_ref())?;

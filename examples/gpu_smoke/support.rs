@@ -187,6 +187,11 @@ impl<'a> Rank<'a> {
         Ok(bytes)
     }
 
+    /// Where input and output are on the GPU.
+    pub fn pointers(&self) -> (u64, u64) {
+        (self.input.ptr(), self.output.ptr())
+    }
+
     /// Input and output, for what outlives the communicator.
     pub fn into_buffers(self) -> (DeviceMemory, DeviceMemory) {
         (self.input, self.output)

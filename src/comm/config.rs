@@ -19,8 +19,8 @@ const CPU_SLAB: u64 = 16 << 20;
 const CUDA_SLAB: u64 = 32 << 20;
 const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 
-/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths, the placement and the deadlines;
-/// creation checks that and names the rank that differs.
+/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths, the placement, the deadlines
+/// and programmatic launches; creation checks that and names the rank that differs.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Islands of ranks; `None` takes those that follow from the described box, or one island where none is.
@@ -60,6 +60,9 @@ pub struct Config {
     pub cache_dir: Option<PathBuf>,
     /// On GPUs: host memory on the GPU's NUMA node, and the library's own threads on CPUs near it.
     pub numa: bool,
+    /// On GPUs from compute capability 9.0 on: a kernel of a graph may start while the library's kernel before it still runs,
+    /// and waits for it inside. Whether it does changes no result.
+    pub programmatic: bool,
     /// Where rendezvous sockets live, for ids made on behalf of this configuration.
     pub run_dir: Option<PathBuf>,
 }
@@ -93,6 +96,7 @@ impl Config {
             probe: env.probe.unwrap_or(ProbeMode::Auto),
             cache_dir: probe::default_dir(env),
             numa: env.numa.unwrap_or(true),
+            programmatic: env.programmatic.unwrap_or(true),
             run_dir: env.run_dir.clone(),
         })
     }

@@ -127,3 +127,36 @@ pub fn live() -> [u64; 13] {
     }
     counts
 }
+
+/// A node of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Whether it is a kernel of the library's that may take part in programmatic launches.
+    pub ours: bool,
+    /// It may start before the one before it has ended.
+    pub early: bool,
+    /// It lets the next one do so.
+    pub lets: bool,
+    /// How many nodes it comes after.
+    pub after: u32,
+}
+
+/// The nodes of the graph that this thread has last made launchable, in the order of their capture.
+pub fn graph() -> Vec<Node> {
+    let mut nodes = [[0u32; 4]; 64];
+    // SAFETY: the exported function's own type, and an array of as many elements as said.
+    let count = unsafe {
+        let seen: unsafe extern "C" fn(*mut [u32; 4], usize) -> usize =
+            std::mem::transmute(symbol("fakecuda_graph"));
+        seen(nodes.as_mut_ptr(), nodes.len())
+    };
+    nodes[..count]
+        .iter()
+        .map(|&[kind, early, lets, after]| Node {
+            ours: kind == 2,
+            early: early != 0,
+            lets: lets != 0,
+            after,
+        })
+        .collect()
+}

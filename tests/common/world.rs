@@ -212,6 +212,7 @@ impl World {
                     check: self.check as u32,
                     yield_: 1,
                     host_staged: 0,
+                    dependents: 0,
                     rows: 0,
                     width: 0,
                     residual: std::ptr::null(),

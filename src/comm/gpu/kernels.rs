@@ -1,5 +1,6 @@
 //! The kernels of a GPU, found by what they do. Loaded whole when a communicator is created, once per GPU and process.
 
+use super::chain::BeginsWithStep;
 use crate::device::cuda::{Context, CudaVersion, Function, Module, Uuid};
 use crate::error::{Error, Result};
 use crate::lane::Fan;
@@ -50,7 +51,7 @@ pub(crate) struct Unrolled<F> {
 }
 
 /// A form of table, and the kernels for it.
-pub(super) trait HasKernels: Fan {
+pub(super) trait HasKernels: Fan + BeginsWithStep {
     fn of(kernels: &Kernels) -> &Unrolled<Self>;
 }
 macro_rules! has_kernels {

@@ -13,7 +13,9 @@
 //! | `state` | what kernels and host share; kept alive by graphs |
 //! | `kernels` | the fatbin, and the kernel for a call |
 //! | `shape` | blocks and threads of a launch |
+//! | `chain` | which captured launches may start early |
 
+mod chain;
 mod facts;
 mod kernels;
 mod leave;

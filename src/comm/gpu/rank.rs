@@ -1,6 +1,7 @@
 //! A rank on a GPU: one kernel per step on the caller's stream, eager and captured alike. A call allocates nothing and asks
-//! the driver for nothing but whether the stream is being captured.
+//! the driver for nothing but whether the stream is being captured, and where it stands then.
 
+use super::chain::{Chain, Queue, Room};
 use super::shape::{Shape, ShapeRule, FEWER_THREADS};
 use super::slab::{Peer, Slab};
 use super::state::DeviceState;
@@ -12,8 +13,7 @@ use crate::comm::plans::{Plan, Plans};
 use crate::comm::signature::signature;
 use crate::device::cpu::partial_bytes;
 use crate::device::cuda::{
-    keep_with_graph, memory, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event,
-    LaunchShape, StreamRef,
+    keep_with_graph, memory, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event, StreamRef,
 };
 use crate::error::{Error, Result};
 use crate::lane::Layout;
@@ -35,6 +35,8 @@ const GRAPHS_REMEMBERED: usize = 8;
 pub(super) struct Parts {
     pub lane: Lane,
     pub rule: ShapeRule,
+    /// For programmatic launches; none where there are none.
+    pub room: Option<Room>,
     pub state: Arc<DeviceState>,
     pub slab: Arc<Slab>,
     /// By rank; none where no schedule has an edge, and once this rank has left.
@@ -78,6 +80,7 @@ pub(super) struct Launcher {
     pub(super) last: Vec<LastCall>,
     graphs: [u64; GRAPHS_REMEMBERED],
     pub(super) captured: usize,
+    chain: Box<Chain>,
 }
 
 /// Arguments complete but for the call's own.
@@ -88,7 +91,7 @@ struct Prepared {
 }
 
 // SAFETY: the pointers in the prepared arguments are device addresses, which no thread follows; what they refer to lives as
-// long as the rank.
+// long as the rank. Those in the chain are handles of the driver's, which any thread may hand to it.
 unsafe impl Send for Launcher {}
 
 impl GpuRank {
@@ -149,6 +152,7 @@ impl GpuRank {
             last,
             graphs: [0; GRAPHS_REMEMBERED],
             captured: 0,
+            chain: Box::new(Chain::new(parts.room)),
         };
         let gpu = GpuRank {
             rank,
@@ -265,7 +269,8 @@ impl GpuRank {
             launcher.calls[channel] += 1;
             let number = launcher.calls[channel];
             let prepared = &mut launcher.prepared[index][channel];
-            self.launch(entered, call, plan, prepared, number, stream)
+            let mut queue = Queue { entered, stream, chain: &mut launcher.chain };
+            self.launch(&mut queue, call, plan, prepared, number)
         })
     }
 
@@ -281,9 +286,11 @@ impl GpuRank {
             if let Some((from, to, bytes)) = call.own_copy() {
                 // SAFETY: this rank's input and its place in the output, which do not overlap: `validate` has looked.
                 unsafe { memory::copy(entered, to as u64, from as u64, bytes, stream)? };
+                launcher.chain.interrupt();
             }
             launcher.calls[channel] += 1;
             let number = launcher.calls[channel];
+            let mut queue = Queue { entered, stream, chain: &mut launcher.chain };
             let mut steps = 0;
             for (run, plan) in runs {
                 let layout = &self.parts.layout;
@@ -300,7 +307,7 @@ impl GpuRank {
                         unrolled: None,
                     })
                 });
-                steps += self.launch(entered, run, plan, prepared, number, stream)?;
+                steps += self.launch(&mut queue, run, plan, prepared, number)?;
             }
             Ok(steps)
         })
@@ -315,7 +322,7 @@ impl GpuRank {
     ) -> Result<u64> {
         let entered = self.parts.state.context().enter()?;
         let mut launcher = self.lock();
-        match stream.capture(&entered)? {
+        match launcher.chain.look(&entered, stream)? {
             CaptureStatus::None => {
                 let channel = channel.unwrap_or(0);
                 // Work of one stream is in order already. The number says whether it is one: a handle does not, since a
@@ -361,12 +368,11 @@ impl GpuRank {
 
     fn launch(
         &self,
-        entered: &Entered<'_>,
+        queue: &mut Queue<'_>,
         call: &Call,
         plan: &Plan,
         prepared: &mut Prepared,
         number: u64,
-        stream: StreamRef,
     ) -> Result<u64> {
         let protocol = plan.choice.protocol;
         let kernels = &self.parts.state.kernels;
@@ -402,32 +408,28 @@ impl GpuRank {
                 }
             };
             args.step.chunk_packs = shape.chunk_packs;
-            let shape = launch_shape(shape);
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped at `base` until
             // the sticky word is set; state and report live as long as the rank and every graph that captured it; the
             // caller vouches for input and output; the channel's word refuses a second launch.
             unsafe {
                 let launched = match &mut unrolled {
-                    Some(unrolled) => unrolled.launch(
-                        kernels,
-                        entered,
-                        stream,
-                        &shape,
-                        &args.step,
-                        &plan.table,
-                    )?,
+                    Some(unrolled) => {
+                        unrolled.launch(kernels, queue, shape, &args.step, &plan.table)?
+                    }
                     None => false,
                 };
                 let threads = shape.threads.min(FEWER_THREADS);
-                let shape = LaunchShape { threads, ..shape };
+                let shape = Shape { threads, ..shape };
                 match call.rows() {
                     _ if launched => {}
-                    None => kernels
-                        .get(call.dtype, call.op, protocol, &plan.table)?
-                        .launch(entered, stream, &shape, args)?,
-                    Some(_) => kernels
-                        .fused(call.dtype, protocol, &plan.table)?
-                        .launch(entered, stream, &shape, args)?,
+                    None => {
+                        let kernel = kernels.get(call.dtype, call.op, protocol, &plan.table)?;
+                        queue.launch(kernel, shape, args)?
+                    }
+                    Some(_) => {
+                        let kernel = kernels.fused(call.dtype, protocol, &plan.table)?;
+                        queue.launch(kernel, shape, args)?
+                    }
                 }
             }
             steps += 1;
@@ -440,18 +442,9 @@ impl GpuRank {
             let kernel = kernels.norm(call.dtype)?;
             // SAFETY: the caller vouches for all buffers of the call. Of a sum that failed NaN is left, which makes NaN of
             // both outputs.
-            unsafe { kernel.launch(entered, stream, &launch_shape(shape), &args.step)? };
+            unsafe { queue.launch(kernel, shape, &args.step)? };
         }
         Ok(steps)
-    }
-}
-
-fn launch_shape(shape: Shape) -> LaunchShape {
-    LaunchShape {
-        blocks: shape.blocks,
-        threads: shape.threads,
-        shared_bytes: 0,
-        programmatic: false,
     }
 }
 

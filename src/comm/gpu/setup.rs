@@ -1,6 +1,7 @@
 //! Set-up of a rank on a GPU, stage by stage. A lane that fails on any rank is given up by all, and all try the next one,
 //! unless the caller has pinned it; the reasons are kept and printed.
 
+use super::chain::Room;
 use super::facts::{self, Facts, PEERS_PER_GPU};
 use super::kernels::Kernels;
 use super::rank::{GpuRank, Parts};
@@ -271,11 +272,15 @@ impl Setting<'_> {
         if lane == Lane::Host {
             rule = rule.with_spare_block();
         }
+        // A kernel of an older family of code, or a GPU that cannot, is found out per kernel and here.
+        let capability = self.context.device().facts().compute_capability;
+        let wanted = self.config.programmatic;
+        let room = Room::new(capability, sm_count, most_sharers).filter(|_| wanted);
         let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
         let peers = Mutex::new(peers);
         let placement = self.placement.clone();
         let check = self.agreed.check;
-        let parts = Parts { lane, rule, state, slab, peers, layout, check, placement };
+        let parts = Parts { lane, rule, room, state, slab, peers, layout, check, placement };
         let patience = self.config.setup_deadline.min(LANE_PATIENCE);
         let gpu = GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, patience);
         let ready = gpu.and_then(|gpu| {

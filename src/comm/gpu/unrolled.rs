@@ -1,9 +1,9 @@
 //! Launches of the kernels with unrolled loops: the hot schedules' usual path.
 
+use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
-use super::shape::FEWER_THREADS;
+use super::shape::{Shape, FEWER_THREADS};
 use crate::comm::call::Call;
-use crate::device::cuda::{Entered, LaunchShape, StreamRef};
 use crate::error::Result;
 use crate::lane::Unrolled;
 use crate::launch::*;
@@ -34,19 +34,18 @@ impl UnrolledArgs {
     pub unsafe fn launch(
         &mut self,
         kernels: &Kernels,
-        entered: &Entered<'_>,
-        stream: StreamRef,
-        shape: &LaunchShape,
+        queue: &mut Queue<'_>,
+        shape: Shape,
         step: &pl_step,
         table: &pl_table,
     ) -> Result<bool> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::One(form) => launch(form, kernels, entered, stream, shape, step, table),
-                Self::Three(form) => launch(form, kernels, entered, stream, shape, step, table),
-                Self::Seven(form) => launch(form, kernels, entered, stream, shape, step, table),
-                Self::Fifteen(form) => launch(form, kernels, entered, stream, shape, step, table),
+                Self::One(form) => launch(form, kernels, queue, shape, step, table),
+                Self::Three(form) => launch(form, kernels, queue, shape, step, table),
+                Self::Seven(form) => launch(form, kernels, queue, shape, step, table),
+                Self::Fifteen(form) => launch(form, kernels, queue, shape, step, table),
             }
         }
     }
@@ -67,9 +66,8 @@ pub(super) fn may_be_unrolled(call: &Call) -> bool {
 unsafe fn launch<F: HasKernels>(
     form: &mut Unrolled<F>,
     kernels: &Kernels,
-    entered: &Entered<'_>,
-    stream: StreamRef,
-    shape: &LaunchShape,
+    queue: &mut Queue<'_>,
+    mut shape: Shape,
     step: &pl_step,
     table: &pl_table,
 ) -> Result<bool> {
@@ -78,7 +76,6 @@ unsafe fn launch<F: HasKernels>(
     else {
         return Ok(false);
     };
-    let mut shape = *shape;
     if table.phases > 1 || protocol == Protocol::Ll {
         shape.threads = shape.threads.min(FEWER_THREADS);
     }
@@ -89,6 +86,6 @@ unsafe fn launch<F: HasKernels>(
     let args = form.lay_out(table, packs, plain.then_some(threads));
     *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
-    unsafe { kernel.launch(entered, stream, &shape, args)? };
+    unsafe { queue.launch(kernel, shape, args)? };
     Ok(true)
 }

@@ -1,10 +1,12 @@
 //! Graphs: captures of our own streams, replays, and what a graph under capture, anybody's, keeps alive.
 
 use super::context::{Context, Entered};
-use super::stream::{CapturedGraph, Stream, StreamRef};
+use super::module::{Function, LaunchShape};
+use super::stream::{CapturedGraph, GraphNode, Stream, StreamRef};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::mpsc::{channel, Sender};
 use std::sync::OnceLock;
 
@@ -159,6 +161,85 @@ impl Drop for GraphExec {
             // SAFETY: made once, destroyed once.
             let _ = unsafe { entered.symbols().cuGraphExecDestroy(self.raw) };
         }
+    }
+}
+
+/// A kernel that was recorded into a graph, and all that the driver wants to hear again when the node's parameter is to be
+/// another one. Remembering allocates nothing.
+#[derive(Debug)]
+pub struct RecordedKernel {
+    node: sys::CUgraphNode,
+    function: sys::CUfunction,
+    shape: LaunchShape,
+    /// The parameter; in units that are aligned for any struct.
+    params: Box<[MaybeUninit<u128>]>,
+}
+
+// SAFETY: handles and bytes, which are looked at by the driver alone and in `rewrite` alone.
+unsafe impl Send for RecordedKernel {}
+
+impl RecordedKernel {
+    /// Nothing yet, with room for a parameter of `bytes` bytes.
+    pub fn with_room_for(bytes: usize) -> Self {
+        let units = bytes.div_ceil(size_of::<u128>());
+        RecordedKernel {
+            node: std::ptr::null_mut(),
+            function: std::ptr::null_mut(),
+            shape: LaunchShape { blocks: 0, threads: 0, shared_bytes: 0, programmatic: false },
+            params: vec![MaybeUninit::uninit(); units].into(),
+        }
+    }
+
+    /// Takes in what `node` was recorded with. False, with nothing remembered, where there is no room for the parameter.
+    pub fn remember<A: Copy>(
+        &mut self,
+        node: GraphNode,
+        kernel: &Function<A>,
+        shape: &LaunchShape,
+        params: &A,
+    ) -> bool {
+        if size_of::<A>() > size_of_val::<[_]>(&self.params) {
+            self.node = std::ptr::null_mut();
+            return false;
+        }
+        // SAFETY: there is room; bytes without a value stay without one.
+        unsafe { std::ptr::from_ref(params).copy_to_nonoverlapping(self.params(), 1) };
+        (self.node, self.function, self.shape) = (node.raw, kernel.raw(), *shape);
+        true
+    }
+
+    /// Where the parameter is that [`rewrite`](Self::rewrite) hands over.
+    pub fn params<A>(&mut self) -> *mut A {
+        self.params.as_mut_ptr().cast()
+    }
+
+    /// Gives the node the parameter as it is now. The node keeps its attributes and its edges.
+    ///
+    /// # Safety
+    /// The node's capture is under way and its function's module is loaded. For the parameter as for
+    /// [`Function::launch`].
+    pub unsafe fn rewrite(&mut self, entered: &Entered<'_>) -> Result<()> {
+        if self.node.is_null() {
+            return Err(Error::Internal("no kernel is remembered".into()));
+        }
+        let mut params = [self.params::<c_void>()];
+        let node = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.function,
+            gridDimX: self.shape.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.shape.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shape.shared_bytes,
+            kernelParams: params.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            // Not looked at where there is a function.
+            ctx: std::ptr::null_mut(),
+        };
+        // SAFETY: the caller's promise; the parameter is as large as the function's and is copied during the call.
+        Ok(unsafe { entered.symbols().cuGraphKernelNodeSetParams_v2(self.node, &node) }?)
     }
 }
 

@@ -11,7 +11,7 @@
 //! | `peer` | edges between GPUs, opened when used |
 //! | `module` | fatbins, kernels, launches |
 //! | `stream` | streams, events, capture status |
-//! | `graph` | captures, replays, what a graph keeps alive |
+//! | `graph` | captures, replays, nodes that are recorded again, what a graph keeps alive |
 //!
 //! Calls that need a current context take [`Entered`], the proof that there is one, so that a launch enters once; types
 //! that own something enter for themselves.
@@ -32,11 +32,13 @@ mod vmm;
 pub use context::{Context, Entered};
 pub use device::{peer_matrix, Device, DeviceFacts, Uuid};
 pub use driver::{CudaVersion, Driver};
-pub use graph::{keep_with_graph, Capture, CaptureMode, Graph, GraphExec, RelaxedThread};
+pub use graph::{
+    keep_with_graph, Capture, CaptureMode, Graph, GraphExec, RecordedKernel, RelaxedThread,
+};
 pub use host::{HostMemory, HostPages};
 pub use ipc::{kept_until_exit, IpcHandle, IpcMapping, IpcMemory, IPC_HANDLE_BYTES};
 pub use memory::DeviceMemory;
 pub use module::{Function, LaunchShape, Module};
 pub use peer::{open_peer, Edge};
-pub use stream::{CaptureStatus, CapturedGraph, Event, Stream, StreamRef};
+pub use stream::{CaptureStatus, CapturedGraph, Event, GraphNode, Stream, StreamRef};
 pub use vmm::VmmMemory;

@@ -116,6 +116,7 @@ impl Module {
             max_threads: attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             registers: attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             local_bytes: attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            ptx_version: attribute(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
             params: std::marker::PhantomData,
         })
     }
@@ -137,6 +138,7 @@ pub struct Function<A> {
     max_threads: u32,
     registers: u32,
     local_bytes: u32,
+    ptx_version: u32,
     params: std::marker::PhantomData<fn(A)>,
 }
 
@@ -178,6 +180,21 @@ impl<A: Copy> Function<A> {
     /// Bytes of local memory of a thread: above 0 the kernel spills or indexes a struct on its stack.
     pub fn local_bytes(&self) -> u32 {
         self.local_bytes
+    }
+
+    /// The architecture that its source was compiled for, ten times `__CUDA_ARCH__ / 100`: 80 also where the driver, or the
+    /// compiler, made machine code for a GPU of 9.0 from that; 0 where that is not known.
+    pub fn ptx_version(&self) -> u32 {
+        self.ptx_version
+    }
+
+    /// Tells it from every other kernel that is loaded.
+    pub fn id(&self) -> usize {
+        self.raw as usize
+    }
+
+    pub(super) fn raw(&self) -> sys::CUfunction {
+        self.raw
     }
 
     /// Blocks of this shape that fit on one multiprocessor at a time.

@@ -73,16 +73,46 @@ impl StreamRef {
                 std::ptr::null_mut(),
             )
         }?;
-        use sys::CUstreamCaptureStatus as S;
-        Ok(if status == S::CU_STREAM_CAPTURE_STATUS_NONE as u32 {
-            CaptureStatus::None
-        } else if status == S::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 {
-            CaptureStatus::Active(CapturedGraph { id, raw: graph })
-        } else {
-            CaptureStatus::Invalidated
-        })
+        Ok(CaptureStatus::new(status, id, graph))
+    }
+
+    /// The same, and of a stream that is being captured its end: the one node that its next node will come after, if it is one
+    /// and the next node will wait for all of it. Drivers before CUDA 12.3, which know no other edges, do not say.
+    pub fn capture_with_end(
+        self,
+        entered: &Entered<'_>,
+    ) -> Result<(CaptureStatus, Option<GraphNode>)> {
+        let (mut status, mut id, mut graph) = (0u32, 0, std::ptr::null_mut());
+        let (mut nodes, mut edges, mut count) = (std::ptr::null(), std::ptr::null(), 0);
+        // SAFETY: the results have the types the call writes; the status is a C enum, of which the number alone is looked at.
+        let asked = unsafe {
+            entered.symbols().cuStreamGetCaptureInfo_v3(
+                self.raw(),
+                (&raw mut status).cast(),
+                &mut id,
+                &mut graph,
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+        };
+        let Some(asked) = asked else { return Ok((self.capture(entered)?, None)) };
+        asked?;
+        let status = CaptureStatus::new(status, id, graph);
+        if !matches!(status, CaptureStatus::Active(_)) || count != 1 || nodes.is_null() {
+            return Ok((status, None));
+        }
+        // SAFETY: as many nodes as counted, which the driver keeps until the stream's next call; for each its edge's data, or
+        // nothing at all where none has any.
+        let (node, plain) =
+            unsafe { (*nodes, edges.is_null() || *edges.cast::<[u8; EDGE_BYTES]>() == PLAIN) };
+        Ok((status, plain.then_some(GraphNode { raw: node })))
     }
 }
+
+const EDGE_BYTES: usize = size_of::<sys::CUgraphEdgeData>();
+/// Data of an edge whose end waits for all of its beginning.
+const PLAIN: [u8; EDGE_BYTES] = [0; EDGE_BYTES];
 
 /// What a stream is doing with respect to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,12 +125,31 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
+impl CaptureStatus {
+    fn new(status: u32, id: u64, graph: sys::CUgraph) -> Self {
+        use sys::CUstreamCaptureStatus as S;
+        if status == S::CU_STREAM_CAPTURE_STATUS_NONE as u32 {
+            CaptureStatus::None
+        } else if status == S::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 {
+            CaptureStatus::Active(CapturedGraph { id, raw: graph })
+        } else {
+            CaptureStatus::Invalidated
+        }
+    }
+}
+
 /// A graph that is being recorded. It belongs to whoever began the capture and is valid until the capture ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturedGraph {
     /// The capture's number, unique in the process.
     pub id: u64,
     pub(super) raw: sys::CUgraph,
+}
+
+/// A node of a graph that is being recorded. It is as short-lived as a [`CapturedGraph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphNode {
+    pub(super) raw: sys::CUgraphNode,
 }
 
 /// A stream of this library's own, which never synchronises with the legacy default stream.

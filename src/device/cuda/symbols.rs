@@ -232,6 +232,7 @@ symbols! {
         fn cuEventElapsedTime(milliseconds: *mut f32, start: sys::CUevent, end: sys::CUevent);
         fn cuEventDestroy_v2(event: sys::CUevent);
 
+        fn cuGraphKernelNodeSetParams_v2(node: sys::CUgraphNode, params: *const sys::CUDA_KERNEL_NODE_PARAMS);
         fn cuGraphInstantiateWithFlags(exec: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: c_ulonglong);
         fn cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream);
         fn cuGraphExecDestroy(exec: sys::CUgraphExec);
@@ -253,6 +254,15 @@ symbols! {
     }
     optional {
         fn cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
+        fn cuStreamGetCaptureInfo_v3(
+            stream: sys::CUstream,
+            status: *mut sys::CUstreamCaptureStatus,
+            id: *mut sys::cuuint64_t,
+            graph: *mut sys::CUgraph,
+            dependencies: *mut *const sys::CUgraphNode,
+            edges: *mut *const sys::CUgraphEdgeData,
+            count: *mut usize,
+        );
         fn cuGraphUpload(exec: sys::CUgraphExec, stream: sys::CUstream);
         fn cuFuncLoad(function: sys::CUfunction);
         fn cuFuncGetParamInfo(function: sys::CUfunction, index: usize, offset: *mut usize, bytes: *mut usize);

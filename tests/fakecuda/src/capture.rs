@@ -9,8 +9,9 @@ use crate::errors::{
     OPERATION_NOT_PERMITTED_ON_AN_EVENT_LAST_RECORDED_IN_A_CAPTURING_STREAM,
     OPERATION_NOT_PERMITTED_WHEN_STREAM_IS_CAPTURING, OPERATION_WOULD_MERGE_TWO_CAPTURES,
 };
-use crate::graph::{self, Node, GRAPHS};
-use crate::stream::{enqueue, resolve, Marker, Stream, Work};
+use crate::graph::Task;
+use crate::graph::{self, Node, NodeHandle, GRAPHS};
+use crate::stream::{enqueue, resolve, Marker, Stream};
 use crate::table::{fresh, Table};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +41,12 @@ struct Recording {
     /// By stream: what its next node comes after.
     frontier: BTreeMap<usize, BTreeSet<usize>>,
     streams: Vec<Arc<Stream>>,
+    /// By stream: what `Capture::end` has handed out, until the stream is asked again.
+    handed: BTreeMap<usize, (Vec<usize>, Vec<EdgeData>)>,
 }
+
+/// As in `CUgraphEdgeData`: two ports, the type, reserved bytes.
+pub type EdgeData = [u8; 8];
 
 /// Captures under way.
 static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
@@ -105,16 +111,32 @@ impl Capture {
         lock(&self.state).invalid
     }
 
-    pub fn record(&self, stream: &Stream, work: Work) -> Result<(), u32> {
+    pub fn record(&self, stream: &Stream, task: Task) -> Result<(), u32> {
         let mut state = lock(&self.state);
         if state.invalid {
             return Err(OPERATION_FAILED_DUE_TO_A_PREVIOUS_ERROR_DURING_CAPTURE);
         }
         let after = state.frontier.remove(&stream.id).unwrap_or_default();
         let index = state.nodes.len();
-        state.nodes.push(Node { lane: stream.id, after, work });
+        state.nodes.push(Node { handle: NodeHandle::next(), lane: stream.id, after, task });
         state.frontier.insert(stream.id, BTreeSet::from([index]));
         Ok(())
+    }
+
+    /// What the next node of `stream` comes after: nodes, data of the edges, how many.
+    pub fn end(&self, stream: &Stream) -> (*const usize, *const EdgeData, usize) {
+        let mut state = lock(&self.state);
+        let nodes: Vec<usize> = state
+            .frontier
+            .get(&stream.id)
+            .into_iter()
+            .flatten()
+            .map(|&index| state.nodes[index].handle.0)
+            .collect();
+        let edges = vec![[0, 0, crate::config::config().edge_type, 0, 0, 0, 0, 0]; nodes.len()];
+        state.handed.insert(stream.id, (nodes, edges));
+        let (nodes, edges) = &state.handed[&stream.id];
+        (nodes.as_ptr(), edges.as_ptr(), nodes.len())
     }
 
     /// Lets `stream` go on after `nodes`, joining the capture if it has not yet.
@@ -140,6 +162,18 @@ impl Capture {
         }
         reached.len() == state.nodes.len()
     }
+}
+
+/// Does something with a node that a capture under way has recorded; `None` if there is no such node.
+pub fn with_node<T>(handle: usize, work: impl FnOnce(&mut Node) -> T) -> Option<T> {
+    let captures = lock(&ACTIVE).clone();
+    for capture in captures {
+        let mut state = lock(&capture.state);
+        if let Some(node) = state.nodes.iter_mut().find(|node| node.handle.0 == handle) {
+            return Some(work(node));
+        }
+    }
+    None
 }
 
 enum Recorded {

@@ -17,6 +17,9 @@ pub struct Config {
     pub vmm: bool,
     pub host_map: bool,
     pub driver_version: i32,
+    pub capability: (i32, i32),
+    pub ptx_version: i32,
+    pub edge_type: u8,
     pub kernels: Option<String>,
     pub kernel_map: Vec<(String, String, usize)>,
     /// By kind of sharing (`vmm`, `ipc`): offset and length of what is a mirror.
@@ -45,6 +48,13 @@ fn number<T: std::str::FromStr>(name: &str, default: T) -> T {
         Some(value) => value.parse().unwrap_or_else(|_| bad(name, &value)),
         None => default,
     }
+}
+
+fn capability() -> (i32, i32) {
+    let Some(value) = text("FAKECUDA_CAPABILITY") else { return (9, 0) };
+    let number = |part: &str| part.parse().ok();
+    let parts = value.split_once('.').and_then(|(a, b)| Some((number(a)?, number(b)?)));
+    parts.unwrap_or_else(|| bad("FAKECUDA_CAPABILITY", &value))
 }
 
 impl Config {
@@ -121,6 +131,9 @@ impl Config {
             peer_limit: number("FAKECUDA_PEER_LIMIT", 8),
             vmm: number("FAKECUDA_NO_VMM", 0) == 0,
             host_map: number("FAKECUDA_NO_HOST_MAP", 0) == 0,
+            capability: capability(),
+            ptx_version: number("FAKECUDA_PTX_VERSION", 90),
+            edge_type: number("FAKECUDA_EDGE_TYPE", 0),
             driver_version: number("FAKECUDA_DRIVER_VERSION", 13000),
             kernels: text("FAKECUDA_KERNELS"),
             kernel_map,

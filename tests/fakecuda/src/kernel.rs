@@ -11,14 +11,17 @@ use crate::entry::{entry, lock};
 use crate::errors::{
     get_text, put, DEVICE_KERNEL_IMAGE_IS_INVALID, INVALID_ARGUMENT, NAMED_SYMBOL_NOT_FOUND,
 };
-use crate::stream::{enqueue, resolve};
+use crate::graph::Task;
+use crate::stream::{enqueue_task, resolve};
 use crate::table::Table;
-use cudarc::driver::sys::{CUfunction_attribute as A, CUlaunchConfig};
+use cudarc::driver::sys::{
+    CUfunction_attribute as A, CUlaunchAttributeID, CUlaunchConfig, CUDA_KERNEL_NODE_PARAMS,
+};
 use launch::{pl_args, pl_step, pl_unrolled_1, pl_unrolled_15, pl_unrolled_3, pl_unrolled_7};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex};
 
 pub type HostKernel = unsafe extern "C" fn(*const c_void);
 
@@ -93,43 +96,114 @@ fn function(handle: usize) -> Result<Function, u32> {
     MODULES.get(function.module).map(|_| function)
 }
 
+/// The same with the norm by itself, which makes no step: all whose parameter begins with a `pl_step`.
+fn begins_with_step(bytes: usize) -> bool {
+    STEPS.contains(&bytes) || bytes == size_of::<pl_step>()
+}
+
+/// A kernel and all that it runs with.
+#[derive(Clone)]
+pub struct Launch {
+    handle: usize,
+    function: Function,
+    /// The parameter, in words, so that it is aligned for whatever struct it is.
+    words: Vec<u128>,
+    pub programmatic: bool,
+}
+
+impl Launch {
+    /// # Safety
+    /// `params` points to pointers to the kernel's parameters, as the driver API asks.
+    unsafe fn new(
+        handle: usize,
+        grid: [u32; 3],
+        block: [u32; 3],
+        programmatic: bool,
+        params: *mut *mut c_void,
+    ) -> Result<Self, u32> {
+        let function = function(handle)?;
+        let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
+        if grid.contains(&0) || threads == 0 || threads > 1024 || params.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let mut words = vec![0u128; function.bytes.div_ceil(16)];
+        // SAFETY: one parameter of the function's size, for which there are enough words; it is copied now, as the real
+        // driver does.
+        unsafe {
+            let from = (*params).cast::<u8>();
+            std::ptr::copy_nonoverlapping(from, words.as_mut_ptr().cast(), function.bytes)
+        };
+        Ok(Launch { handle, function, words, programmatic })
+    }
+
+    /// Takes another parameter; the function stays, and so do the attributes.
+    ///
+    /// # Safety
+    /// As the driver API asks.
+    pub unsafe fn set(&mut self, node: &CUDA_KERNEL_NODE_PARAMS) -> Result<(), u32> {
+        if node.func as usize != self.handle {
+            return Err(INVALID_ARGUMENT);
+        }
+        let grid = [node.gridDimX, node.gridDimY, node.gridDimZ];
+        let block = [node.blockDimX, node.blockDimY, node.blockDimZ];
+        // SAFETY: the caller's contract.
+        *self =
+            unsafe { Launch::new(self.handle, grid, block, self.programmatic, node.kernelParams) }?;
+        Ok(())
+    }
+
+    pub fn run(&self) {
+        let mut words = self.words.clone();
+        if STEPS.contains(&self.function.bytes) {
+            // Every launch has an id of its own, every replay of one node included, like %gridid on a GPU.
+            let step: *mut pl_step = words.as_mut_ptr().cast();
+            // SAFETY: the copy is the struct of a step, by its size, aligned, and begins with a `pl_step`.
+            unsafe { (*step).launch = LAUNCHES.fetch_add(1, Ordering::Relaxed) };
+        }
+        // SAFETY: the host kernel of this name takes a pointer to this struct.
+        unsafe { (self.function.run)(words.as_ptr().cast()) };
+    }
+
+    /// Whether it is one of the library's that may take part in programmatic launches.
+    pub fn is_ours(&self) -> bool {
+        begins_with_step(self.function.bytes)
+    }
+
+    pub fn dependents(&self) -> u32 {
+        match self.is_ours() {
+            // SAFETY: aligned, and by its size it begins with a `pl_step`.
+            true => unsafe { (*self.words.as_ptr().cast::<pl_step>()).dependents },
+            false => 0,
+        }
+    }
+
+    /// Whether the code has, and the GPU knows, the instruction to wait with.
+    pub fn waits_inside(&self) -> bool {
+        config().capability >= (9, 0) && config().ptx_version >= 90
+    }
+}
+
 /// # Safety
-/// `params` points to pointers to the kernel's parameters, as the driver API asks.
+/// As for [`Launch::new`].
 unsafe fn launch_kernel(
     handle: usize,
     grid: [u32; 3],
     block: [u32; 3],
+    programmatic: bool,
     stream: usize,
     params: *mut *mut c_void,
 ) -> Result<(), u32> {
-    let function = function(handle)?;
-    let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
-    if grid.contains(&0) || threads == 0 || threads > 1024 || params.is_null() {
+    // SAFETY: the caller's contract.
+    let launch = unsafe { Launch::new(handle, grid, block, programmatic, params) }?;
+    let stream = resolve(stream)?;
+    if stream.capturing().is_none()
+        && launch.is_ours()
+        && (programmatic || launch.dependents() != 0)
+    {
+        eprintln!("fakecuda: a kernel of ours is programmatic outside a graph");
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: one parameter of the function's size; it is copied now, as the real driver does.
-    let params = unsafe { std::slice::from_raw_parts((*params).cast::<u8>(), function.bytes) };
-    // In words, so that the copy is aligned for whatever struct it is.
-    let mut words = vec![0u128; params.len().div_ceil(16)];
-    // SAFETY: the words hold at least as many bytes.
-    unsafe {
-        std::ptr::copy_nonoverlapping(params.as_ptr(), words.as_mut_ptr().cast(), params.len())
-    };
-    let stream = resolve(stream)?;
-    enqueue(
-        &stream,
-        Arc::new(move || {
-            let mut words = words.clone();
-            if STEPS.contains(&function.bytes) {
-                // Every launch has an id of its own, every replay of one node included, like %gridid on a GPU.
-                let step: *mut pl_step = words.as_mut_ptr().cast();
-                // SAFETY: the copy is the struct of a step, by its size, aligned, and begins with a `pl_step`.
-                unsafe { (*step).launch = LAUNCHES.fetch_add(1, Ordering::Relaxed) };
-            }
-            // SAFETY: the host kernel of this name takes a pointer to this struct.
-            unsafe { (function.run)(words.as_ptr().cast()) };
-        }),
-    )
+    enqueue_task(&stream, Task::Kernel(launch))
 }
 
 entry! {
@@ -172,6 +246,7 @@ entry! {
             w if w == A::CU_FUNC_ATTRIBUTE_NUM_REGS as u32 => 32,
             w if w == A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as u32 => 0,
             w if w == A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as u32 => 0,
+            w if w == A::CU_FUNC_ATTRIBUTE_PTX_VERSION as u32 => config().ptx_version,
             _ => return Err(INVALID_ARGUMENT),
         };
         put(value, answer)
@@ -199,7 +274,7 @@ entry! {
         params: *mut *mut c_void,
         _extra: *mut *mut c_void,
     ) {
-        launch_kernel(handle, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream, params)
+        launch_kernel(handle, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], false, stream, params)
     }
     fn cuLaunchKernelEx(
         config: *const CUlaunchConfig,
@@ -211,7 +286,16 @@ entry! {
         if c.numAttrs > 0 && c.attrs.is_null() {
             return Err(INVALID_ARGUMENT);
         }
+        let mut programmatic = false;
+        for at in 0..c.numAttrs as usize {
+            let attribute = &*c.attrs.add(at);
+            if attribute.id as u32 != CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as u32 {
+                return Err(INVALID_ARGUMENT);
+            }
+            programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
+        }
         let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
-        launch_kernel(handle, grid, [c.blockDimX, c.blockDimY, c.blockDimZ], c.hStream as usize, params)
+        let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
+        launch_kernel(handle, grid, block, programmatic, c.hStream as usize, params)
     }
 }

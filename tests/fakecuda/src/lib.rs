@@ -1,6 +1,7 @@
 //! A stand-in `libcuda.so.1`: the driver calls that peerlane makes, without a GPU, so that whole programs run in CI in several
 //! processes. It is strict where the real driver is: a call without a current context, a freed handle, an allocation during
-//! somebody's capture or an event of another capture gets the driver's error.
+//! somebody's capture or an event of another capture gets the driver's error. It is stricter with programmatic launches of the
+//! library's kernels: a graph in which one could start too early is not made launchable, and none may be outside a graph.
 //!
 //! | here | stands for |
 //! | --- | --- |
@@ -22,6 +23,9 @@
 //! | `FAKECUDA_NO_VMM`, `FAKECUDA_NO_HOST_MAP` | `1`: the GPUs cannot do that |
 //! | `FAKECUDA_MIRROR` | `vmm` or `ipc`, separated by commas, each with `:OFFSET[:BYTES]` if not all is meant: memory of another process is a mirror there; who writes it reads it back, and its owner never sees it |
 //! | `FAKECUDA_DRIVER_VERSION` | as `cuDriverGetVersion` gives it, default 13000 |
+//! | `FAKECUDA_CAPABILITY` | the GPUs' compute capability, default 9.0 |
+//! | `FAKECUDA_PTX_VERSION` | what kernels' source was compiled for, default 90 |
+//! | `FAKECUDA_EDGE_TYPE` | type of the edges that a captured stream's next node gets, default 0 |
 //! | `FAKECUDA_RANK` | who this process is, for the rules below and the log; `fakecuda_set_rank` does it per thread |
 //! | `FAKECUDA_FAIL` | rules `CALL:NTH:RANK[:CODE]`, separated by commas; `*` for any; a call matches with or without its version suffix; the code is a `CUresult`, default 999 |
 //! | `FAKECUDA_DELAY` | rules `CALL:NTH:RANK:MILLISECONDS` |
@@ -30,7 +34,7 @@
 //! | `FAKECUDA_KERNEL_MAP` | `PREFIX=SYMBOL[:BYTES]`, separated by commas: kernels whose name begins so run that host function, registered or of the library; its argument has that many bytes (default: a `pl_args`) |
 //!
 //! Functions beyond the driver's, for tests that live in the same process: `fakecuda_register_kernel`, `fakecuda_set_rank`,
-//! `fakecuda_set_fail`, `fakecuda_calls`, `fakecuda_live`.
+//! `fakecuda_set_fail`, `fakecuda_calls`, `fakecuda_live`, `fakecuda_graph`.
 
 mod access;
 mod capture;

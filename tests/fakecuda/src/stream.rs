@@ -1,6 +1,6 @@
 //! Streams: one thread each, so that kernels that wait for one another really run together. Default streams too.
 
-use crate::capture::{self, Capture};
+use crate::capture::{self, Capture, EdgeData};
 use crate::context::current;
 use crate::entry::{entry, lock};
 use crate::errors::{
@@ -8,6 +8,7 @@ use crate::errors::{
     OPERATION_NOT_PERMITTED_WHEN_STREAM_IS_CAPTURING,
     OPERATION_WOULD_MAKE_THE_LEGACY_STREAM_DEPEND_ON_A_CAPTURING_BLOCKING_STREAM,
 };
+use crate::graph::Task;
 use crate::table::{fresh, Table};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -191,10 +192,30 @@ pub fn resolve(handle: usize) -> Result<Arc<Stream>, u32> {
 
 /// Queues work, or records it where the stream is being captured.
 pub fn enqueue(stream: &Stream, work: Work) -> Result<(), u32> {
-    match stream.capturing() {
-        Some(capture) => capture.record(stream, work),
-        None => stream.submit(work).map(|_| ()),
+    enqueue_task(stream, Task::Other(work))
+}
+
+pub fn enqueue_task(stream: &Stream, task: Task) -> Result<(), u32> {
+    match (stream.capturing(), task) {
+        (Some(capture), task) => capture.record(stream, task),
+        (None, Task::Other(work)) => stream.submit(work).map(|_| ()),
+        (None, kernel) => stream.submit(Arc::new(move || kernel.run())).map(|_| ()),
     }
+}
+
+/// The capture of a stream, if it is not over or invalid, and the status of the stream.
+fn ask(stream: &Stream) -> Result<(u32, Option<Arc<Capture>>), u32> {
+    let capture = stream.capturing();
+    if capture.is_none() && stream.legacy {
+        let blocked = on_gpu(stream.gpu).iter().any(|s| s.blocking && s.capturing().is_some());
+        if blocked {
+            return Err(
+                OPERATION_WOULD_MAKE_THE_LEGACY_STREAM_DEPEND_ON_A_CAPTURING_BLOCKING_STREAM,
+            );
+        }
+    }
+    let status = capture::status(capture.as_deref());
+    Ok((status, capture.filter(|capture| !capture.is_invalid())))
 }
 
 pub fn synchronize(stream: &Stream) -> Result<(), u32> {
@@ -257,16 +278,9 @@ entry! {
         dependencies: *mut usize,
         count: *mut usize,
     ) {
-        let stream = resolve(stream)?;
-        let capture = stream.capturing();
-        if capture.is_none() && stream.legacy {
-            let blocked = on_gpu(stream.gpu).iter().any(|s| s.blocking && s.capturing().is_some());
-            if blocked {
-                return Err(OPERATION_WOULD_MAKE_THE_LEGACY_STREAM_DEPEND_ON_A_CAPTURING_BLOCKING_STREAM);
-            }
-        }
-        put(status, capture::status(capture.as_deref()))?;
-        if let Some(capture) = capture.filter(|capture| !capture.is_invalid()) {
+        let (now, capture) = ask(&*resolve(stream)?)?;
+        put(status, now)?;
+        if let Some(capture) = capture {
             for (out, value) in [(graph, capture.graph), (dependencies, 0), (count, 0)] {
                 if !out.is_null() {
                     put(out, value)?;
@@ -275,6 +289,28 @@ entry! {
             if !id.is_null() {
                 put(id, capture.id)?;
             }
+        }
+        Ok(())
+    }
+    fn cuStreamGetCaptureInfo_v3(
+        stream: usize,
+        status: *mut u32,
+        id: *mut u64,
+        graph: *mut usize,
+        dependencies: *mut *const usize,
+        edges: *mut *const EdgeData,
+        count: *mut usize,
+    ) {
+        let stream = resolve(stream)?;
+        let (now, capture) = ask(&stream)?;
+        put(status, now)?;
+        if let Some(capture) = capture {
+            let (nodes, data, number) = capture.end(&stream);
+            put(graph, capture.graph)?;
+            put(id, capture.id)?;
+            put(dependencies, nodes)?;
+            put(edges, data)?;
+            put(count, number)?;
         }
         Ok(())
     }

@@ -70,3 +70,14 @@ pub unsafe extern "C" fn fakecuda_live(counts: *mut [u64; 13]) {
     // SAFETY: the caller's array.
     unsafe { counts.write(live.map(|n| n as u64)) };
 }
+
+/// The graph that the calling thread has last made launchable: up to `room` nodes, see `graph::Seen`; how many it has.
+#[no_mangle]
+pub unsafe extern "C" fn fakecuda_graph(nodes: *mut crate::graph::Seen, room: usize) -> usize {
+    let seen = crate::graph::last();
+    for (at, node) in seen.iter().take(room).enumerate() {
+        // SAFETY: the caller's array of `room` elements.
+        unsafe { nodes.add(at).write(*node) };
+    }
+    seen.len()
+}

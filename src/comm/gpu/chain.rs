@@ -1,0 +1,288 @@
+//! The chain of a rank's captured launches: where one kernel of the rank comes right behind another, the second may start
+//! while the first still runs (programmatic dependent launch), which hides the time that a launch takes to get going.
+//!
+//! The first kernel has to let the second one start (`pl_step.dependents`), and which kernel is second shows only when it is
+//! captured. So what the first was recorded with is remembered, and its node recorded anew once the second one comes.
+//! Outside captures nothing is ever programmatic: a kernel that is under way cannot be told.
+//!
+//! # Why only our own kernel right behind our own, with nothing else between
+//!
+//! A kernel that was launched programmatically waits, in `dev::after_predecessor`, for the kernel that it depends on, and for
+//! that one alone. Buffers are used again from step to step because all that came before a step is complete:
+//!
+//! - Behind a kernel of ours it is. Each of ours waits for its predecessor before anything else, so one that is complete says
+//!   that its predecessor was, and so on down the chain to the first, which was launched as usual and so began when all
+//!   before it was complete. The same goes for what the caller put before that: our input, written by a kernel of his.
+//! - Behind a foreign kernel it is not. One that lets its successor start before it has waited, or without ever waiting, says
+//!   nothing of what came before it, a step of ours included. So a programmatic launch has one dependency, and that is a
+//!   node which this rank has recorded from code that waits.
+//! - A foreign kernel behind ours must not start early either. On a GPU that ranks share it may take the room that a peer's
+//!   kernel needs, which ours waits for. So a kernel lets nobody start until a kernel of ours has been seen behind it; the
+//!   last one of a graph never does. (One launched as usual behind a kernel that lets others start waits for all of it.)
+//!
+//! # What the code must be
+//!
+//! Code that was compiled for an architecture before 9.0 has no instruction to wait with, and on a GPU of 9.0 runs all the
+//! same: launched programmatically it would run into its predecessor and give wrong data. So a function must say that its
+//! source was compiled for 9.0 or newer, whoever made the fatbin. The driver has that from the machine code itself, which names
+//! it beside the GPU it is for (`Virtual SM` in `cuobjdump -elf`), or from the PTX that it compiles; CUB chooses what it
+//! launches by the same word. What does not say counts as too old.
+
+use super::shape::Shape;
+use crate::bootstrap::CHANNELS;
+use crate::device::cuda::{
+    CaptureStatus, CapturedGraph, Entered, Function, GraphNode, LaunchShape, RecordedKernel,
+    StreamRef,
+};
+use crate::error::Result;
+use crate::launch::*;
+use crate::log::log;
+use std::collections::HashMap;
+
+/// The first that can: of GPUs, and of what source is compiled for.
+const FIRST_CAPABILITY: (u32, u32) = (9, 0);
+const FIRST_PTX_VERSION: u32 = 90;
+
+/// The parameter of a kernel that begins with `dev::after_predecessor`.
+///
+/// # Safety
+/// It begins with a `pl_step`.
+pub(super) unsafe trait BeginsWithStep: Copy {}
+
+/// What the largest parameter takes.
+const MOST_BYTES: usize = {
+    let mut most = 0;
+    let mut at = 0;
+    while at < BYTES.len() {
+        most = if BYTES[at] > most { BYTES[at] } else { most };
+        at += 1;
+    }
+    most
+};
+macro_rules! begin_with_step {
+    ($($args:ident),*) => {
+        $(
+            const _: () = assert!(std::mem::offset_of!($args, step) == 0);
+            // SAFETY: asserted.
+            unsafe impl BeginsWithStep for $args {}
+        )*
+        const BYTES: &[usize] = &[size_of::<pl_step>(), $(size_of::<$args>()),*];
+    };
+}
+begin_with_step!(pl_args, pl_unrolled_1, pl_unrolled_3, pl_unrolled_7, pl_unrolled_15);
+// SAFETY: it is one.
+unsafe impl BeginsWithStep for pl_step {}
+
+/// Blocks of a launch, and how many like them a multiprocessor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Grid {
+    blocks: u32,
+    per_sm: u32,
+}
+
+/// The GPU, to two kernels of a rank at once: the one that runs and the one that has started early. There are never three of
+/// one chain, since a kernel lets the next one start when its own predecessor is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    sm_count: u32,
+    sharers: u32,
+}
+
+impl Room {
+    /// On a GPU of `sm_count` multiprocessors that `sharers` ranks use; none where a GPU cannot launch programmatically.
+    pub fn new(capability: (u32, u32), sm_count: u32, sharers: u32) -> Option<Self> {
+        (capability >= FIRST_CAPABILITY).then_some(Room { sm_count, sharers })
+    }
+
+    /// Whether two kernels fit at once, on every rank that shares the GPU. A kernel that started early keeps its place until
+    /// its predecessor is done, which waits for peers' kernels; were these to find no room beside it, all would wait for
+    /// ever. Two bounds:
+    ///
+    /// - With a multiprocessor for each block, whatever the kernels need, pairs take half of the GPU: as much as calls on two
+    ///   channels, of which `ShapeRule` lets all four fit. So beside a chained replay there is room for calls on two more
+    ///   channels, or for another chained replay.
+    /// - With replays on all channels, all chained and alike, all blocks fit: while there are fewer than each multiprocessor
+    ///   takes of the larger kind, on some multiprocessor one more of it has room, however they are spread.
+    ///
+    /// Not covered are replays on all four channels at once if some are chained and kernels of others take a whole
+    /// multiprocessor per block; whoever wants that has `PEERLANE_PROGRAMMATIC=0`.
+    fn holds(&self, running: Grid, early: Grid) -> bool {
+        let wide = |n: u32| u128::from(n);
+        let pairs = (wide(running.blocks) + wide(early.blocks)) * wide(self.sharers);
+        let fewest = running.per_sm.min(early.per_sm);
+        pairs * 2 <= wide(self.sm_count)
+            && pairs * CHANNELS as u128 <= wide(self.sm_count) * wide(fewest)
+    }
+}
+
+/// The last captured launch, if the end of its stream's capture is known to be that.
+#[derive(Clone, Copy)]
+struct Last {
+    capture: u64,
+    node: GraphNode,
+    /// Beside the node: a fork begins as usual. Its first kernel would be safe too, but would start beside two chains then.
+    stream: StreamRef,
+    grid: Grid,
+}
+
+pub(super) struct Chain {
+    /// None where nothing may be programmatic.
+    room: Option<Room>,
+    /// By function and threads of a block, blocks that a multiprocessor holds.
+    per_sm: HashMap<(usize, u32), u32>,
+    /// Where the present call's stream stands, if it is being captured.
+    now: Option<(CapturedGraph, Option<GraphNode>)>,
+    last: Option<Last>,
+    /// What `last` was recorded with.
+    recorded: RecordedKernel,
+}
+
+impl Chain {
+    pub fn new(room: Option<Room>) -> Self {
+        let recorded = RecordedKernel::with_room_for(MOST_BYTES);
+        Chain { room, per_sm: HashMap::new(), now: None, last: None, recorded }
+    }
+
+    /// Whether `stream` is being captured. To be asked before the launches of a call.
+    pub fn look(&mut self, entered: &Entered<'_>, stream: StreamRef) -> Result<CaptureStatus> {
+        self.now = None;
+        if self.room.is_none() {
+            return stream.capture(entered);
+        }
+        let (status, end) = stream.capture_with_end(entered)?;
+        if let CaptureStatus::Active(graph) = status {
+            self.now = Some((graph, end));
+        }
+        Ok(status)
+    }
+
+    /// Something else than a kernel was put on the stream by the present call.
+    pub fn interrupt(&mut self) {
+        self.now = self.now.map(|(graph, _)| (graph, None));
+    }
+
+    fn grid<A: Copy>(&mut self, kernel: &Function<A>, shape: &LaunchShape) -> Grid {
+        let per_sm = *self.per_sm.entry((kernel.id(), shape.threads)).or_insert_with(|| {
+            // What cannot be told has no room.
+            kernel.blocks_per_sm(shape.threads, shape.shared_bytes).unwrap_or(0)
+        });
+        Grid { blocks: shape.blocks, per_sm }
+    }
+
+    /// Whether the last kernel lets the next one start, from now on. If the driver refuses there are no programmatic launches
+    /// any more: calls must not fail for them.
+    fn let_next_start(&mut self, entered: &Entered<'_>, yes: bool) -> bool {
+        // SAFETY: what was remembered begins with a `pl_step`: only `Queue::launch` does it.
+        unsafe { (*self.recorded.params::<pl_step>()).dependents = yes.into() };
+        // SAFETY: the node is the end of the capture that is under way, or was when the launch behind it was tried; what it
+        // runs is loaded as long as the rank, and the parameter is what it was launched with.
+        match unsafe { self.recorded.rewrite(entered) } {
+            Ok(()) => true,
+            Err(error) => {
+                log!(Warn, "no programmatic launches any more: {error}");
+                self.room = None;
+                false
+            }
+        }
+    }
+}
+
+/// Where a call's kernels go.
+pub(super) struct Queue<'a> {
+    pub entered: &'a Entered<'a>,
+    pub stream: StreamRef,
+    pub chain: &'a mut Chain,
+}
+
+impl Queue<'_> {
+    /// Queues a kernel, or records it, as part of the chain if it can be.
+    ///
+    /// # Safety
+    /// As for [`Function::launch`]; all of the kernel is as `cuda/kernels.cu` has it, which waits for its predecessor first.
+    pub unsafe fn launch<A: BeginsWithStep>(
+        &mut self,
+        kernel: &Function<A>,
+        shape: Shape,
+        args: &A,
+    ) -> Result<()> {
+        let Queue { entered, stream, chain } = self;
+        let (entered, stream) = (*entered, *stream);
+        let Shape { blocks, threads, .. } = shape;
+        let mut shape = LaunchShape { blocks, threads, shared_bytes: 0, programmatic: false };
+        let room = chain.room.filter(|_| kernel.ptx_version() >= FIRST_PTX_VERSION);
+        let (Some(room), Some((graph, end))) = (room, chain.now) else {
+            chain.interrupt();
+            // SAFETY: the caller's promise.
+            return unsafe { kernel.launch(entered, stream, &shape, args) };
+        };
+        let grid = chain.grid(kernel, &shape);
+        let follows = chain.last.is_some_and(|last| {
+            (last.capture, Some(last.node), last.stream) == (graph.id, end, stream)
+                && room.holds(last.grid, grid)
+        });
+        shape.programmatic = follows && chain.let_next_start(entered, true);
+        // SAFETY: the caller's promise.
+        let launched = unsafe { kernel.launch(entered, stream, &shape, args) };
+        if launched.is_err() && shape.programmatic {
+            // Whoever comes next is not ours.
+            chain.let_next_start(entered, false);
+        }
+        chain.last = None;
+        launched?;
+        // A capture that cannot be asked says so to the next call, whose business it is.
+        chain.now = match stream.capture_with_end(entered) {
+            Ok((CaptureStatus::Active(now), end)) => Some((now, end)),
+            _ => None,
+        };
+        // The kernel has taken the place of all that the stream stood at: if that is one node, it is the kernel's.
+        if let Some((CapturedGraph { id: capture, .. }, Some(node))) = chain.now {
+            if chain.recorded.remember(node, kernel, &shape, args) {
+                chain.last = Some(Last { capture, node, stream, grid });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grid(blocks: u32, per_sm: u32) -> Grid {
+        Grid { blocks, per_sm }
+    }
+
+    #[test]
+    fn gpus_before_hopper_have_no_programmatic_launches() {
+        for old in [(7, 5), (8, 0), (8, 9)] {
+            assert_eq!(Room::new(old, 132, 1), None);
+        }
+        for new in [(9, 0), (10, 0), (12, 0)] {
+            assert!(Room::new(new, 132, 1).is_some());
+        }
+    }
+
+    #[test]
+    fn two_kernels_of_every_rank_fit_in_half_of_the_gpu() {
+        let room = |sharers| Room { sm_count: 132, sharers };
+        assert!(room(1).holds(grid(28, 2), grid(28, 4)));
+        assert!(room(8).holds(grid(4, 4), grid(4, 2)));
+        assert!(!room(1).holds(grid(33, 8), grid(34, 8)), "more than half");
+        assert!(!room(1).holds(grid(2, 8), grid(1024, 8)), "a norm of many rows");
+        assert!(!room(9).holds(grid(4, 8), grid(4, 8)), "more than half, of nine ranks");
+    }
+
+    #[test]
+    fn kernels_that_fill_a_multiprocessor_must_fit_on_every_channel_at_once() {
+        let room = Room { sm_count: 132, sharers: 1 };
+        assert!(room.holds(grid(16, 1), grid(16, 8)));
+        assert!(!room.holds(grid(28, 8), grid(28, 1)));
+        assert!(!room.holds(grid(1, 0), grid(1, 1)), "what cannot be told has no room");
+    }
+
+    #[test]
+    fn no_number_of_blocks_is_taken_for_another() {
+        let room = Room { sm_count: 1, sharers: u32::MAX };
+        assert!(!room.holds(grid(u32::MAX, 1), grid(u32::MAX, 1)));
+    }
+}
