@@ -232,9 +232,9 @@ enum pl_unrolled_fold {
   typedef struct {                                                                                                     \
     pl_step step;                                                                                                      \
     uint16_t phases;                                                                                                   \
-    uint16_t                                                                                                           \
-        straight;    /* 1: a sum by one_shot or two_shot with at most a pack of each piece per thread: straight.cuh */ \
-    uint32_t widest; /* packs of the longest piece */                                                                  \
+    uint16_t straight; /* 1: a sum in one phase, or by reduce-scatter and all-gather, a pack of each piece per thread  \
+                          at most */                                                                                   \
+    uint32_t widest;   /* packs of the longest piece */                                                                \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
   } pl_unrolled_##K;
 PL_UNROLLED(1)

@@ -27,7 +27,7 @@ struct Straight {
   const uint32_t j;    // the pack of each piece that is this thread's
   uint64_t place = 0;  // of that pack in any slot of the buffer in use
   dev::Raw mine;       // the rank's own operand
-  dev::Raw sent[K];    // two_shot: what goes to the owners of the other pieces
+  dev::Raw sent[K];    // two phases: what goes to the owners of the other pieces
 
   PL_FN Straight(Step& step, const typename Fan<K>::Args& args)
       : s(step), u(args), j(dev::block() * dev::threads() + dev::tid()) {}
@@ -132,7 +132,7 @@ struct Straight {
     return true;
   }
 
-  // two_shot: each piece to its owner, the sum of the own one to all, theirs from them.
+  // two phases: each piece to its owners, the sum of the own one to those who need it, theirs from them.
   PL_FN void load_two() {
     const Phase& ph = u.phase[0];
     PL_EACH

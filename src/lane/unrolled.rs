@@ -356,8 +356,8 @@ mod tests {
             assert_eq!(straight(Algorithm::TwoShot, "", n, Some(piece - 1)), vec![0; n]);
             assert_eq!(straight(Algorithm::OneShot, "", n, None), vec![0; n]);
         }
-        // Its second phase adds.
-        assert_eq!(straight(Algorithm::DualOwner, "0-3,4-7", 8, Some(1 << 20)), vec![0; 8]);
+        // A reduce-scatter to an owner in each island, and an all-gather within it.
+        assert_eq!(straight(Algorithm::DualOwner, "0-3,4-7", 8, Some(896)), vec![1; 8]);
     }
 
     #[test]
@@ -386,7 +386,7 @@ mod tests {
             let mut form =
                 Unrolled::<pl_unrolled_7>::new(table, &step(5), Protocol::Sentinel).unwrap();
             for packs in [1, 4, 5, 897, 5] {
-                let args = form.lay_out(table, packs);
+                let args = form.lay_out(table, packs, None);
                 let mut covered = vec![0; packs as usize];
                 for phase in &args.phase {
                     for (first, count) in phase.item_first.iter().zip(&phase.item_packs) {
