@@ -50,6 +50,7 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
         AtomicU64::new(0),
         AtomicU64::new(0),
     );
+    let short = AtomicU64::new(0);
     in_parallel(&cells, |runner, &(algorithm, way)| {
         for seed in first..last {
             let plan = plan(&boxes, algorithm, way, seed);
@@ -61,12 +62,15 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
             steps.fetch_add(plan.steps.len() as u64, Ordering::Relaxed);
             writes.fetch_add(verdict.outcome.writes, Ordering::Relaxed);
             events.fetch_add(verdict.outcome.events, Ordering::Relaxed);
+            short.fetch_add(std::mem::take(&mut runner.short_steps), Ordering::Relaxed);
         }
     });
+    let short = short.into_inner();
     let seconds = begun.elapsed().as_secs_f64();
     let cases = cases.into_inner();
     println!(
-        "{} schedules and protocols, {cases} seeds, {} steps, {} writes, {} decisions in {seconds:.1} s: {:.0} seeds/s",
+        "{} schedules and protocols, {cases} seeds, {} steps ({short} of a rank by the short path), {} writes, {} decisions \
+         in {seconds:.1} s: {:.0} seeds/s",
         cells.len(),
         steps.into_inner(),
         writes.into_inner(),
@@ -74,6 +78,7 @@ fn every_schedule_and_protocol_is_right_on_a_hostile_fabric() {
         cases as f64 / seconds
     );
     assert_eq!(cases, cells.len() as u64 * (last - first));
+    assert!(only.is_some() || short >= cases / 10, "the short path is explored: {short} steps");
 }
 
 /// Fused steps and all-reduces on one channel: rows in flight at once, several per block, outputs over inputs.

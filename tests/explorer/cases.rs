@@ -531,6 +531,8 @@ pub struct Runner {
     partial: Vec<Line>,
     args: Vec<pl_args>,
     unrolled: Vec<pl_unrolled_7>,
+    /// Steps of a rank, of all cases so far, that took the kernels' short path.
+    pub short_steps: u64,
 }
 
 impl Runner {
@@ -541,6 +543,7 @@ impl Runner {
             partial: vec![Line([0; 64]); 5 * MAX_PACKS as usize * 32 / 64],
             args: Vec::new(),
             unrolled: Vec::new(),
+            short_steps: 0,
         }
     }
 
@@ -677,8 +680,9 @@ impl Runner {
                     args.step.residual_out = residual_out.cast();
                     (args.step.eps, args.step.weight_bias) = (EPS, WEIGHT_BIAS);
                 }
-                self.unrolled[k * n + rank] =
-                    unrolled(args, step, plan.blocks * plan.threads, &mut kernels);
+                let form = unrolled(args, step, plan.blocks * plan.threads, &mut kernels);
+                self.short_steps += u64::from(form.straight);
+                self.unrolled[k * n + rank] = form;
             }
         }
         let mut rank_steps = [0; 16];
