@@ -57,19 +57,20 @@ struct Straight {
   // Waits for the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
   // first look at what they brought: in between, a look would wait for one load before the next is even on its way. The
   // largest word says whether any is still to come: a comparison of each would need more predicates than there are.
-  PL_FN bool gather(const Phase& ph, uint32_t wanted, dev::Raw (&raw)[LEAVES]) {
+  template <uint32_t N>
+  PL_FN bool gather(const Phase& ph, uint32_t wanted, dev::Raw (&raw)[N]) {
     wanted = dev::in_register(wanted);
-    const char* slots[LEAVES];
+    const char* slots[N];
     PL_EACH
-    for (uint32_t k = 0; k < LEAVES; ++k) slots[k] = at(ph.at[k]);
+    for (uint32_t k = 0; k < N; ++k) slots[k] = at(ph.at[k]);
     return await(
         s,
         [&] {
           PL_EACH
-          for (uint32_t k = 0; k < LEAVES; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
+          for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
           uint32_t largest = 0;
           PL_EACH
-          for (uint32_t k = 0; k < LEAVES; ++k) largest = larger(largest, Words::largest(raw[k]));
+          for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
           return largest != Words::UNWRITTEN;
         },
         [&] { return missing_peer(ph, wanted); });
@@ -85,9 +86,10 @@ struct Straight {
     }
     return wanted ? ph.from[dev::lowest_bit(wanted)] : s.a.rank;  // it has come since
   }
+  template <uint32_t N>
   PL_FN void rearm(const Phase& ph, uint32_t read) {
     PL_EACH
-    for (uint32_t k = 0; k < LEAVES; ++k) Words::rearm_if(read >> k & 1, at(ph.at[k]));
+    for (uint32_t k = 0; k < N; ++k) Words::rearm_if(read >> k & 1, at(ph.at[k]));
   }
 
   // The leaves that arrive, and the rank's own, summed along the balanced tree (add_tree in fold.cuh).
@@ -128,7 +130,7 @@ struct Straight {
     dev::Raw total;
     if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;
     dev::pack_store_if(has, output(0), total);
-    rearm(ph, wanted);
+    rearm<LEAVES>(ph, wanted);
     return true;
   }
 
@@ -154,19 +156,19 @@ struct Straight {
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) send_to(collect, k, words);
     dev::pack_store_if(owns, output(scatter.item_first[0]), total);
-    rearm(scatter, parts);
+    rearm<LEAVES>(scatter, parts);
     s.phase = 1;
     uint32_t theirs = 0;
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) theirs |= uint32_t(j < collect.item_packs[k]) << k;
-    dev::Raw raw[LEAVES];  // the last stays as it is
+    dev::Raw raw[K];
     PL_EACH
-    for (uint32_t k = 0; k < LEAVES; ++k) PL_EACH
+    for (uint32_t k = 0; k < K; ++k) PL_EACH
     for (uint32_t w = 0; w < WORDS; ++w) *raw[k].words(w) = 0;
     if (PL_UNLIKELY(!gather(collect, theirs, raw))) return false;
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) dev::pack_store_if(theirs >> k & 1, output(collect.item_first[k]), raw[k]);
-    rearm(collect, theirs);
+    rearm<K>(collect, theirs);
     return true;
   }
 };
