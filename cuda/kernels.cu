@@ -15,9 +15,9 @@
 // Each takes one struct of launch.h by value: the unrolled ones their pl_unrolled_<K>, those that walk a table a
 // pl_args, the norm by itself a pl_step, the probe a pl_probe.
 //
-// Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_one: ROW_THREADS), a
-// multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident together, because
-// a block waits for what other ranks' blocks send.
+// Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_<phases>:
+// ROW_THREADS), a multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident
+// together, because a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
 #include "probe.cuh"
 #include "unrolled.cuh"
@@ -35,7 +35,7 @@ struct FlaggedOf : Flagged {};
 
 // A kernel with many operands in flight needs the registers: 65536 / THREADS each.
 constexpr unsigned THREADS = 256;
-// One with a norm is for rows, and a row is one block's.
+// One with a norm has much to do for a pack, and few multiprocessors for the packs of a row.
 constexpr unsigned ROW_THREADS = 512;
 
 }  // namespace
@@ -87,12 +87,12 @@ constexpr unsigned ROW_THREADS = 512;
       pl_unrolled_##K##_norm_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
     PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K, PHASES>(u);                            \
   }
-#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, ONE_THREADS)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, ONE_THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, ONE_THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, ONE_THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)     \
+#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, THREADS)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS) \
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, THREADS)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.

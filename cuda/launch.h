@@ -196,6 +196,8 @@ typedef struct {
    * into the buffers: an all-gather's input is one part for all pieces, a reduce-scatter's output likewise. */
   uint32_t parts;
   uint64_t input_part, output_part;
+  void* squares; /* own scratch of the channel, zero at first: two halves of words, see cuda/spread.cuh; NULL: none */
+  uint64_t squares_half_bytes;
 } pl_step;
 
 /* A step that walks a table. */
@@ -230,6 +232,9 @@ enum pl_unrolled_fold {
     pl_step step;                                                                                                      \
     uint32_t phases;                                                                                                   \
     uint32_t widest; /* packs of the longest piece */                                                                  \
+    /* Rows, on a GPU: how many packs of the longest piece a block takes, those of all rows counted; and               \
+     * 2^32 / widest, rounded up, where widest is not 1. See cuda/spread.cuh. */                                       \
+    uint32_t block_units, row_magic;                                                                                   \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
   } pl_unrolled_##K;
 PL_UNROLLED(1)

@@ -1,7 +1,7 @@
 //! Launches of the kernels with unrolled loops: the hot schedules' usual path.
 
 use super::kernels::{HasKernels, Kernels};
-use super::shape::FEWER_THREADS;
+use super::shape::{ShapeRule, FEWER_THREADS, ROW_THREADS};
 use crate::comm::call::Call;
 use crate::device::cuda::{Entered, LaunchShape, StreamRef};
 use crate::error::Result;
@@ -37,16 +37,16 @@ impl UnrolledArgs {
         entered: &Entered<'_>,
         stream: StreamRef,
         shape: &LaunchShape,
-        step: &pl_step,
-        table: &pl_table,
+        rule: &ShapeRule,
+        args: &pl_args,
     ) -> Result<bool> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::One(form) => launch(form, kernels, entered, stream, shape, step, table),
-                Self::Three(form) => launch(form, kernels, entered, stream, shape, step, table),
-                Self::Seven(form) => launch(form, kernels, entered, stream, shape, step, table),
-                Self::Fifteen(form) => launch(form, kernels, entered, stream, shape, step, table),
+                Self::One(form) => launch(form, kernels, entered, stream, shape, rule, args),
+                Self::Three(form) => launch(form, kernels, entered, stream, shape, rule, args),
+                Self::Seven(form) => launch(form, kernels, entered, stream, shape, rule, args),
+                Self::Fifteen(form) => launch(form, kernels, entered, stream, shape, rule, args),
             }
         }
     }
@@ -60,6 +60,11 @@ pub(super) fn may_be_unrolled(call: &Call) -> bool {
         && aligned(call.count * call.dtype.size())
         && aligned(call.input as usize)
         && aligned(call.output as usize)
+        && call.norm.as_ref().filter(|norm| norm.fused).is_none_or(|norm| {
+            [norm.residual, norm.gamma, norm.residual_out.cast_const()]
+                .iter()
+                .all(|&at| aligned(at as usize))
+        })
 }
 
 /// # Safety
@@ -70,20 +75,32 @@ unsafe fn launch<F: HasKernels>(
     entered: &Entered<'_>,
     stream: StreamRef,
     shape: &LaunchShape,
-    step: &pl_step,
-    table: &pl_table,
+    rule: &ShapeRule,
+    args: &pl_args,
 ) -> Result<bool> {
+    let pl_args { step, table } = args;
     let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
     let Some(kernel) = F::of(kernels).get(dtype, protocol, table.phases.into(), step.rows != 0)
     else {
         return Ok(false);
     };
-    let mut shape = *shape;
-    if table.phases > 1 || protocol == Protocol::Ll {
-        shape.threads = shape.threads.min(FEWER_THREADS);
-    }
-    let elements = if step.rows != 0 { step.width } else { step.count };
-    let args = form.lay_out(table, elements * dtype.size() as u64 / PACK_BYTES as u64);
+    // THREADS and ROW_THREADS in cuda/kernels.cu.
+    let few = protocol == Protocol::Ll || (table.phases > 1 && step.rows == 0);
+    let most_threads = if few { FEWER_THREADS } else { ROW_THREADS };
+    let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
+    let mut shape = LaunchShape { threads: shape.threads.min(most_threads), ..*shape };
+    let args = match step.rows {
+        0 => form.lay_out(table, pack(step.count)),
+        rows => {
+            let spread = form.lay_out_rows(table, pack(step.width), rows, |longest| {
+                let spread = rule.spread(rows, longest, most_threads, table.phases > 1);
+                (shape.blocks, shape.threads) = (spread.blocks, spread.threads);
+                spread.block_units
+            });
+            let Some(args) = spread else { return Ok(false) };
+            args
+        }
+    };
     *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
     unsafe { kernel.launch(entered, stream, &shape, args)? };
