@@ -8,9 +8,10 @@
 // packs l, l + 256, ... in turn; the lanes are summed as a tree (dev::sum_over_lanes). So the bits depend neither on
 // the shape of the launch nor on whether it runs fused, by itself, or on a CPU.
 //
-// A row belongs to one block. `output` holds s when this begins and the normed row when it ends; residual_out may be
-// the residual, or the all-reduce's input. A pack of s and of the residual is read before anything is written there:
-// residual_out by the thread that reads it, the normed row behind the barriers of dev::sum_over_lanes.
+// In here a row belongs to one block; spread.cuh has rows over several. `output` holds s when this begins and the
+// normed row when it ends; residual_out may be the residual, or the all-reduce's input. A pack of s and of the residual
+// is read before anything is written there: residual_out by the thread that reads it, the normed row behind the
+// barriers of dev::sum_over_lanes.
 #ifndef PEERLANE_ADD_RMS_NORM_CUH
 #define PEERLANE_ADD_RMS_NORM_CUH
 
@@ -37,8 +38,8 @@ PL_FN void load_pack(dev::Raw& raw, const char* row, uint32_t pack) {
   dev::user_load<typename D::T, false>(raw, row + uint64_t(pack) * PL_PACK_BYTES, 1, PL_PACK_BYTES);
 }
 
-// r of one pack, to memory and to `r`; returns the sum of its squares.
-template <class D>
+// r of one pack, to memory and to `r`; returns the sum of its squares. ALIGNED: all pointers are, to packs.
+template <class D, bool ALIGNED = false>
 PL_FN float add_pack(const dev::Raw& sum, const dev::Raw& residual, char* to, dev::Raw& r) {
   static_assert(elements<D>() == 8, "rows of 16-bit floats");
   const dev::In<typename D::T> x(sum), y(residual);
@@ -53,7 +54,7 @@ PL_FN float add_pack(const dev::Raw& sum, const dev::Raw& residual, char* to, de
   dev::Out<typename D::T> out(to, PL_PACK_BYTES);
   PL_UNROLL
   for (uint32_t i = 0; i < 8; ++i) out.set(i, rounded[i]);
-  out.flush();
+  ALIGNED ? out.flush_whole() : out.flush();
   if constexpr (dev::BATCH > 1) {
     dev::Fill<typename D::T> keep(r);
     PL_UNROLL
@@ -62,13 +63,13 @@ PL_FN float add_pack(const dev::Raw& sum, const dev::Raw& residual, char* to, de
   return ((square[0] + square[1]) + (square[2] + square[3])) + ((square[4] + square[5]) + (square[6] + square[7]));
 }
 
-template <class D>
+template <class D, bool ALIGNED = false>
 PL_FN void scale_pack(const dev::Raw& r, float scale, const dev::Raw& gamma, float bias, char* to) {
   const dev::In<typename D::T> x(r), g(gamma);
   dev::Out<typename D::T> out(to, PL_PACK_BYTES);
   PL_UNROLL
   for (uint32_t i = 0; i < 8; ++i) out.set(i, D::down((D::up(x[i]) * scale) * (D::up(g[i]) + bias)));
-  out.flush();
+  ALIGNED ? out.flush_whole() : out.flush();
 }
 
 // A thread has loads of up to BATCH packs in flight, gamma's among them: waiting for each alone, a row of 7168 would
@@ -106,19 +107,6 @@ PL_FN void add_rms_norm_row(const pl_step& a, uint64_t row) {
       const uint32_t p = first + k * stride;
       if (p < packs) scale_pack<D>(r[k], scale, gamma[k], a.weight_bias, at.output + uint64_t(p) * PL_PACK_BYTES);
     }
-  }
-}
-
-// What the norm of the first row is going to read, while a step waits for its peers.
-template <class D>
-PL_FN void prefetch_norm(const pl_step& a) {
-  const uint32_t packs = uint32_t(a.width) / elements<D>();
-  if (dev::HOST || dev::block() >= a.rows) return;
-  const NormRow at(a, uint64_t(dev::block()) * packs);
-  PL_ROLL
-  for (uint32_t p = dev::tid(); p < packs; p += dev::threads()) {
-    dev::prefetch(at.residual + uint64_t(p) * PL_PACK_BYTES);
-    dev::prefetch(at.gamma + uint64_t(p) * PL_PACK_BYTES);
   }
 }
 

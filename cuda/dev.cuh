@@ -19,6 +19,9 @@
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
 //   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
+//   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
+//                          how many pairs of words a lane's thread asks for at once
+//   keep kept KEEPERS WARP   packs of a block by number and thread; what a block has a multiple of
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
@@ -222,6 +225,41 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
   for (uint32_t g = 0; g < d; ++g) x[g] += x[g + d];
   return x[0];
 }
+
+// The same order where the items of a row are not in this block alone: `lanes(row, l, x)` puts what lanes l and l + 1
+// come to into x, which is 0 before; each 32 lanes are combined, and after a barrier any thread can have the sum. Two
+// sets of results take turns, so that one barrier a call is enough: before a thread writes to the set of the call
+// before last, it has met all others behind their last look at it.
+constexpr uint32_t ROWS_AT_ONCE = 16, WORDS_AT_ONCE = 4;  // a row of up to 8192 elements in one round trip
+PL_FN float* groups_of_rows(uint32_t set) {
+  __shared__ float groups[2][ROWS_AT_ONCE * (LANES / 32)];
+  return groups[set];
+}
+template <class Lanes>
+PL_FN void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes) {
+  float* groups = groups_of_rows(set);
+  PL_ROLL
+  for (uint32_t at = threadIdx.x; at < rows * (LANES / 2); at += blockDim.x) {
+    float x[2] = {0.0f, 0.0f};
+    lanes(at / (LANES / 2), at % (LANES / 2) * 2, x);
+    PL_EACH
+    for (uint32_t d = 8; d > 0; d /= 2) PL_EACH
+    for (uint32_t i = 0; i < 2; ++i) x[i] += __shfl_xor_sync(0xffffffffu, x[i], d);  // 2 * d lanes away
+    if (at % 16 == 0) groups[at / 16] = x[0] + x[1];
+  }
+}
+PL_FN float sum_of_groups(uint32_t row, uint32_t set) {
+  constexpr uint32_t GROUPS = LANES / 32;
+  const float* groups = groups_of_rows(set) + row * GROUPS;
+  float x[GROUPS];
+  PL_EACH
+  for (uint32_t g = 0; g < GROUPS; ++g) x[g] = groups[g];
+  PL_EACH
+  for (uint32_t d = GROUPS / 2; d > 0; d /= 2) PL_EACH
+  for (uint32_t g = 0; g < d; ++g) x[g] += x[g + d];
+  return x[0];
+}
+
 // Fetches a line that is going to be read.
 PL_FN void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(p))); }
 
@@ -348,6 +386,24 @@ struct Raw {
 };
 
 PL_FN void same_view(Raw& to, const Raw& from) { to = from; }
+
+// Packs that a block keeps where a loop can index them: registers have no index, and the stack is memory far away. Up
+// to KEEPERS threads have any.
+constexpr uint32_t KEEPERS = 256, WARP = 32;
+template <uint32_t PLACES>
+PL_FN uint4& place_of(uint32_t place, uint32_t keeper) {
+  __shared__ uint4 packs[PLACES * KEEPERS];
+  return packs[place * KEEPERS + keeper];
+}
+template <uint32_t PLACES>
+PL_FN void keep(uint32_t place, uint32_t keeper, const Raw& r) {
+  place_of<PLACES>(place, keeper) = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
+}
+template <uint32_t PLACES>
+PL_FN void kept(uint32_t place, uint32_t keeper, Raw& r) {
+  const uint4 v = place_of<PLACES>(place, keeper);
+  r.w[0] = v.x, r.w[1] = v.y, r.w[2] = v.z, r.w[3] = v.w;
+}
 
 // Element access by shifts, so that an unrolled loop never needs the array's address (which would put it on the stack).
 template <class T>
@@ -561,6 +617,16 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
     for (uint32_t g = 0; g < d; g += 32) x[g] += x[g + d];
   return x[0];
 }
+
+// One thread has all of a row: rows are spread on GPUs alone.
+constexpr uint32_t ROWS_AT_ONCE = 1, WORDS_AT_ONCE = 1, KEEPERS = 1, WARP = 1;
+template <class Lanes>
+void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes);
+float sum_of_groups(uint32_t row, uint32_t set);
+template <uint32_t PLACES>
+void keep(uint32_t place, uint32_t keeper, const struct Raw& raw);
+template <uint32_t PLACES>
+void kept(uint32_t place, uint32_t keeper, struct Raw& raw);
 
 PL_FN void prefetch(const void*) {}
 

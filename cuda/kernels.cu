@@ -17,9 +17,9 @@
 //
 // All but the probe may be launched programmatically (dev::after_predecessor).
 //
-// Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_one: ROW_THREADS), a
-// multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident together, because
-// a block waits for what other ranks' blocks send.
+// Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_<phases>:
+// ROW_THREADS), a multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident
+// together, because a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
 #include "probe.cuh"
 #include "unrolled.cuh"
@@ -37,7 +37,7 @@ struct FlaggedOf : Flagged {};
 
 // A kernel with many operands in flight needs the registers: 65536 / THREADS each.
 constexpr unsigned THREADS = 256;
-// One with a norm is for rows, and a row is one block's.
+// One with a norm has much to do for a pack, and few multiprocessors for the packs of a row.
 constexpr unsigned ROW_THREADS = 512;
 
 }  // namespace
@@ -92,12 +92,12 @@ constexpr unsigned ROW_THREADS = 512;
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                          \
     PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K, PHASES>(u);                            \
   }
-#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, ONE_THREADS)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, ONE_THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, ONE_THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, ONE_THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)     \
+#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, THREADS)     \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS) \
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, THREADS)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.

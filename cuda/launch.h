@@ -192,6 +192,8 @@ typedef struct {
   const void* gamma; /* `width` elements */
   void* residual_out;
   float eps, weight_bias;
+  void* squares; /* own scratch of the channel, zero at first: two halves of words, see cuda/spread.cuh; NULL: none */
+  uint64_t squares_half_bytes;
   pl_geometry geo;
   pl_state* state;
   pl_channel* channel;
@@ -235,6 +237,9 @@ enum pl_unrolled_fold {
     uint16_t straight; /* 1: a sum in one phase, or by reduce-scatter and all-gather, a pack of each piece per thread  \
                           at most */                                                                                   \
     uint32_t widest;   /* packs of the longest piece */                                                                \
+    /* Rows, on a GPU: how many packs of the longest piece a block takes, those of all rows counted; and               \
+     * 2^32 / widest, rounded up, where widest is not 1. See cuda/spread.cuh. */                                       \
+    uint32_t block_units, row_magic;                                                                                   \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
   } pl_unrolled_##K;
 PL_UNROLLED(1)

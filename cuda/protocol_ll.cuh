@@ -57,13 +57,17 @@ struct Ll {
       }
     return arrived;
   }
-  // The same for a pack that may not be awaited at all: then `raw` stays.
-  static PL_FN bool arrived_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+  // The same for one of several packs, which may not be awaited at all: then `raw` stays.
+  static PL_FN bool poll_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
     if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
     const uint32_t tag = uint32_t(s.epoch);
     bool arrived = dev::poll_tagged_if(on, p, raw.words(0), tag);
     arrived &= dev::poll_tagged_if(on, p + 16, raw.words(2), tag);
     return arrived;
+  }
+  template <uint32_t N>
+  static PL_FN bool complete(const dev::Raw (&)[N]) {
+    return true;
   }
   static PL_FN uint32_t legal(uint32_t word) { return word; }
   static PL_FN void rearm_at(char*, const Span&, bool) {}

@@ -80,11 +80,19 @@ struct Sentinel {
       }
     return !unwritten;
   }
-  // The same for a pack that may not be awaited at all: then `raw` stays, and its words are legal ones.
-  static PL_FN bool arrived_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+  // The same for one of several packs, which may not be awaited at all: then `raw` stays, and its words are legal ones.
+  // On a GPU `complete` looks at all of them at once: see Straight::gather.
+  static PL_FN bool poll_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
     if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
     dev::poll_4x32_if(on, p, raw.words(0));
-    return largest(raw) != UNWRITTEN;
+    return true;
+  }
+  template <uint32_t N>
+  static PL_FN bool complete(const dev::Raw (&raw)[N]) {
+    uint32_t most = 0;
+    if (!dev::HOST) PL_EACH
+    for (uint32_t k = 0; k < N; ++k) most = larger(most, largest(raw[k]));
+    return most != UNWRITTEN;
   }
   static PL_FN void rearm_at(char* p, const Span& span, bool wide) {
     const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};

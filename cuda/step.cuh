@@ -175,11 +175,14 @@ static_assert((CLEAR_AT & 1) != ((CLEAR_AT + 1) & 1), "the two steps clear both 
 static_assert(CLEAR_AT > 3 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
 
 PL_COLD void clear_half(const pl_step& a, uint64_t epoch) {
-  const pl_geometry& g = a.geo;
-  char* half = slab(a, a.rank) + g.ll + (~epoch & 1) * g.ll_half_bytes;
   PL_ROLL
-  for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= g.ll_half_bytes; at += uint64_t(dev::threads()) * 16)
-    dev::post_2x64(half + at, 0, 0);
+  for (uint32_t k = 0; k < (a.squares ? 2 : 1); ++k) {
+    const uint64_t bytes = k == 0 ? a.geo.ll_half_bytes : a.squares_half_bytes;
+    char* half = (k == 0 ? slab(a, a.rank) + a.geo.ll : static_cast<char*>(a.squares)) + (~epoch & 1) * bytes;
+    PL_ROLL
+    for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= bytes; at += uint64_t(dev::threads()) * 16)
+      dev::post_2x64(half + at, 0, 0);
+  }
   // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
   dev::fence_system();
   dev::sync_block();
@@ -197,6 +200,9 @@ PL_COLD void clear_half(const pl_step& a, uint64_t epoch) {
 // launch. Some piece of the tile is not empty, and its chunk 0 belongs to block 0 on every rank. Its result depends on
 // every rank's input, and what this rank contributes to chunk 0 leaves through its own block 0, after the clear and the
 // fence. So without block 0's sends no peer finishes step k, whatever the other blocks have sent.
+//
+// The words of `squares` (spread.cuh) have such tags too, and halves by the same parity, written and read by this rank
+// alone, and in one launch: that of step k-1 is over, and that of step k+1 does not begin before this one ends.
 PL_FN void clear_old_tags(const Step& s) {
   if (PL_UNLIKELY((s.epoch & (CLEAR_PERIOD - 1)) >= CLEAR_AT && dev::block() == 0)) clear_half(s.a, s.epoch);
 }

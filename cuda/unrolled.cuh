@@ -14,6 +14,7 @@
 #define PEERLANE_UNROLLED_CUH
 
 #include "add_rms_norm.cuh"
+#include "spread_norm.cuh"
 #include "straight.cuh"
 
 namespace PL_NAMESPACE {
@@ -24,12 +25,16 @@ struct Turns {
   uint32_t row, rows, row_step;  // ROWS
   uint32_t first, step;          // of a piece
 
-  PL_FN explicit Turns(const Step& s)
+  template <class Args>
+  PL_FN Turns(const Step& s, const Args&)
       : row(ROWS ? dev::block() : 0),
         rows(ROWS ? uint32_t(s.rows) : 1),
         row_step(ROWS ? dev::blocks() : 1),
         first((ROWS ? dev::tid() : dev::block() * dev::threads() + dev::tid()) * dev::STRIP),
         step((ROWS ? dev::threads() : dev::blocks() * dev::threads()) * dev::STRIP) {}
+
+  // Whether this thread takes any.
+  PL_FN bool any(uint32_t widest) const { return first < widest && row < rows; }
 
   // Whether no thread takes more than one pack of a piece, so that a result need not be fetched back from memory.
   PL_FN bool once(uint32_t widest) const { return widest <= step && rows <= row_step; }
@@ -43,6 +48,16 @@ struct Turns {
       if (!f(r, j)) return false;
     return true;
   }
+};
+
+// On a GPU rows are spread over blocks.
+template <bool ROWS, bool SPREAD>
+struct TurnsOf {
+  using Type = Turns<ROWS>;
+};
+template <>
+struct TurnsOf<true, true> {
+  using Type = Units;
 };
 
 // Packs from j on of a piece that has `packs` of them (per row), `first` where it begins in the tile.
@@ -62,16 +77,17 @@ template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS>
 struct Unrolled {
   using Phase = typename Fan<K>::Phase;
   static constexpr uint32_t LEAVES = K + 1;
-  static constexpr bool ONE = PHASES == 1;
+  static constexpr bool ONE = PHASES == 1, SPREAD = ROWS && !dev::HOST;
 
   Step& s;
   const typename Fan<K>::Args& u;
-  const Turns<ROWS> turns;
+  const typename TurnsOf<ROWS, SPREAD>::Type turns;
   uint64_t half = 0;   // offset of the buffer that the step uses
   dev::Raw carried;    // the result of the last sum, where there is but one
   dev::Raw source[K];  // what the next sends carry; [0] for all if they have one source
+  dev::Raw r, gamma;   // SPREAD of one phase: the residual, and then r, and gamma of the last pack
 
-  PL_FN Unrolled(Step& step, const typename Fan<K>::Args& args) : s(step), u(args), turns(step) {}
+  PL_FN Unrolled(Step& step, const typename Fan<K>::Args& args) : s(step), u(args), turns(step, args) {}
 
   // Pieces are never parts here, so a pack's address is its place in the tile.
   PL_FN const char* input(const Span& span) const {
@@ -148,9 +164,9 @@ struct Unrolled {
           PL_EACH
           for (uint32_t k = 0; k < LEAVES; ++k) {
             const Span at = span(k);
-            all &= P::arrived_if(wanted >> k & 1, s, slot(ph, k, at), at, raw[k]);
+            all &= P::poll_if(wanted >> k & 1, s, slot(ph, k, at), at, raw[k]);
           }
-          return all;
+          return all && P::complete(raw);
         },
         [&] { return missing_peer(ph, wanted, span); });
   }
@@ -198,6 +214,7 @@ struct Unrolled {
     else if (own)
       dev::pack_load(mine, input(span));
     set_leaves(mine, own, raw);
+    if constexpr (SPREAD && ONE) load_early(row, span);
     if (!gather(ph, ph.remote, same, raw)) return false;
     rearm(ph, ph.remote, same);
     dev::Out<typename D::T> out(output(span), span.bytes);
@@ -216,8 +233,15 @@ struct Unrolled {
     for (uint32_t i = 0; i < n; ++i) total[i] = share_of(total[i], s.a.n);
     PL_UNROLL
     for (uint32_t i = 0; i < n; ++i) out.set(i, D::down(total[i]));
-    out.flush_whole();
     out.keep(carried);
+    if constexpr (!SPREAD)
+      out.flush_whole();
+    else if constexpr (ONE)
+      SpreadRows<D>(s).add(row, span, carried, r);
+    else if (PL_LIKELY(turns.once(u.widest)))
+      dev::keep<PLACES>(SUMMED, dev::tid(), carried);
+    else
+      out.flush_whole();
     return true;
   }
 
@@ -229,8 +253,15 @@ struct Unrolled {
     for (uint32_t k = 0; k < LEAVES; ++k) wanted |= uint32_t(j < ph.item_packs[k]) << k;
     dev::Raw raw[LEAVES];
     set_leaves(raw[0], 0, raw);
+    if constexpr (SPREAD) prefetch_unit(row, j);
     if (!gather(ph, wanted, own, raw)) return false;
     rearm(ph, wanted, own);
+    if constexpr (SPREAD)
+      if (PL_LIKELY(turns.once(u.widest))) {
+        PL_EACH
+        for (uint32_t k = 0; k < LEAVES; ++k) dev::keep<PLACES>(k, dev::tid(), raw[k]);
+        return true;
+      }
     PL_EACH
     for (uint32_t k = 0; k < LEAVES; ++k)
       if (wanted >> k & 1) dev::pack_store(output(own(k)), raw[k], own(k).bytes);
@@ -244,7 +275,7 @@ struct Unrolled {
 
   // The first packs that this thread sends, before it is known whether the step may run.
   PL_FN void load_first() {
-    if (turns.first < u.widest && turns.row < turns.rows) load(u.phase[0], turns.row, turns.first);
+    if (turns.any(u.widest)) load(u.phase[0], turns.row, turns.first);
   }
 
   // `loaded`: it is the first phase, whose first packs are there.
@@ -255,7 +286,6 @@ struct Unrolled {
       return true;
     });
     if (loaded) land_rearmed(s);
-    if (ROWS && loaded) prefetch_norm<D>(s.a);
     return turns.each(u.widest, [&](uint32_t row, uint32_t j) { return fold(ph, row, j); });
   }
   PL_FN bool run() {
@@ -271,6 +301,33 @@ struct Unrolled {
       }
       return true;
     }
+  }
+
+  // SPREAD. What is read of the caller's memory is asked for before a wait for peers: of two phases the second, which
+  // no peer holds up by that.
+  PL_FN void load_early(uint32_t row, const Span& span) {
+    const SpreadRows<D> rows(s);
+    dev::pack_load(r, rows.residual(span));
+    dev::pack_load(gamma, rows.gamma(row, span));
+  }
+  PL_FN void prefetch_unit(uint32_t row, uint32_t j) {
+    const SpreadRows<D> rows(s);
+    PL_ROLL
+    for (uint32_t at = 0; at < PLACES; ++at) {
+      Span span;
+      if (!place(at, row, j, span)) continue;
+      dev::prefetch(rows.residual(span));
+      dev::prefetch(rows.gamma(row, span));
+    }
+  }
+  // The packs of a unit that a thread has in the end: of two phases it sums at most one, in the first, and gets one of
+  // every other piece in the second.
+  static constexpr uint32_t SUMMED = LEAVES, PLACES = LEAVES + 1;
+  PL_FN bool place(uint32_t at, uint32_t row, uint32_t j, Span& span) const {
+    const Phase& ph = u.phase[at == SUMMED ? 0 : 1];
+    const uint32_t k = at == SUMMED ? 0 : at;
+    span = operand(ph, row, j, k);
+    return j < ph.item_packs[k];
   }
 
   // Over the packs of this block, as fill_own in all_reduce.cuh: every piece is the result of one phase.
@@ -319,7 +376,7 @@ PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
   end<D>(s, ok, fill);
 }
 
-// The same with add + RMSNorm: see all_reduce_add_rms_norm in all_reduce.cuh.
+// The same with add + RMSNorm: on a GPU see spread.cuh, on a CPU all_reduce_add_rms_norm in all_reduce.cuh.
 template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
   if (u.step.rows == 0) return;
@@ -328,8 +385,11 @@ PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
   const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, true>(u); };
   steps.load_first();
   if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-  const bool ok = may_run(s) && steps.run();
-  if (PL_LIKELY(!dev::any_in_block(!ok))) add_rms_norm<D>(u.step);
+  bool ok = may_run(s) && steps.run();
+  if constexpr (!dev::HOST)
+    ok = SpreadNorm<D, decltype(steps)>(steps).run(ok);
+  else if (PL_LIKELY(ok))
+    add_rms_norm<D>(u.step);
   end<D>(s, ok, fill);
 }
 

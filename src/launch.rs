@@ -343,6 +343,8 @@ pub struct pl_step {
     pub residual_out: *mut ::std::os::raw::c_void,
     pub eps: f32,
     pub weight_bias: f32,
+    pub squares: *mut ::std::os::raw::c_void,
+    pub squares_half_bytes: u64,
     pub geo: pl_geometry,
     pub state: *mut pl_state,
     pub channel: *mut pl_channel,
@@ -353,7 +355,7 @@ pub struct pl_step {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 408usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 424usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
     ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 0usize];
     ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 128usize];
@@ -388,15 +390,18 @@ const _: () = {
     ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 280usize];
     ["Offset of field: pl_step::weight_bias"]
         [::std::mem::offset_of!(pl_step, weight_bias) - 284usize];
-    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 288usize];
-    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 368usize];
-    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 376usize];
-    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 384usize];
-    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 392usize];
+    ["Offset of field: pl_step::squares"][::std::mem::offset_of!(pl_step, squares) - 288usize];
+    ["Offset of field: pl_step::squares_half_bytes"]
+        [::std::mem::offset_of!(pl_step, squares_half_bytes) - 296usize];
+    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 304usize];
+    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 384usize];
+    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 392usize];
+    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 400usize];
+    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 408usize];
     ["Offset of field: pl_step::host_staged"]
-        [::std::mem::offset_of!(pl_step, host_staged) - 400usize];
+        [::std::mem::offset_of!(pl_step, host_staged) - 416usize];
     ["Offset of field: pl_step::dependents"]
-        [::std::mem::offset_of!(pl_step, dependents) - 404usize];
+        [::std::mem::offset_of!(pl_step, dependents) - 420usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -406,10 +411,10 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2560usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2576usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 408usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 424usize];
 };
 pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
 pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
@@ -467,21 +472,27 @@ pub struct pl_unrolled_1 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
+    pub block_units: u32,
+    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_1; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 544usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 568usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
-        [::std::mem::offset_of!(pl_unrolled_1, phases) - 408usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 424usize];
     ["Offset of field: pl_unrolled_1::straight"]
-        [::std::mem::offset_of!(pl_unrolled_1, straight) - 410usize];
+        [::std::mem::offset_of!(pl_unrolled_1, straight) - 426usize];
     ["Offset of field: pl_unrolled_1::widest"]
-        [::std::mem::offset_of!(pl_unrolled_1, widest) - 412usize];
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 428usize];
+    ["Offset of field: pl_unrolled_1::block_units"]
+        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_1::row_magic"]
+        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 436usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 416usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 440usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -535,21 +546,27 @@ pub struct pl_unrolled_3 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
+    pub block_units: u32,
+    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_3; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 688usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 712usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
-        [::std::mem::offset_of!(pl_unrolled_3, phases) - 408usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 424usize];
     ["Offset of field: pl_unrolled_3::straight"]
-        [::std::mem::offset_of!(pl_unrolled_3, straight) - 410usize];
+        [::std::mem::offset_of!(pl_unrolled_3, straight) - 426usize];
     ["Offset of field: pl_unrolled_3::widest"]
-        [::std::mem::offset_of!(pl_unrolled_3, widest) - 412usize];
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 428usize];
+    ["Offset of field: pl_unrolled_3::block_units"]
+        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_3::row_magic"]
+        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 436usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 416usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 440usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -603,21 +620,27 @@ pub struct pl_unrolled_7 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
+    pub block_units: u32,
+    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_7; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 944usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 968usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
-        [::std::mem::offset_of!(pl_unrolled_7, phases) - 408usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 424usize];
     ["Offset of field: pl_unrolled_7::straight"]
-        [::std::mem::offset_of!(pl_unrolled_7, straight) - 410usize];
+        [::std::mem::offset_of!(pl_unrolled_7, straight) - 426usize];
     ["Offset of field: pl_unrolled_7::widest"]
-        [::std::mem::offset_of!(pl_unrolled_7, widest) - 412usize];
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 428usize];
+    ["Offset of field: pl_unrolled_7::block_units"]
+        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_7::row_magic"]
+        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 436usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 416usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 440usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -671,22 +694,28 @@ pub struct pl_unrolled_15 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
+    pub block_units: u32,
+    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_15; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1472usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1496usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
-        [::std::mem::offset_of!(pl_unrolled_15, phases) - 408usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 424usize];
     ["Offset of field: pl_unrolled_15::straight"]
-        [::std::mem::offset_of!(pl_unrolled_15, straight) - 410usize];
+        [::std::mem::offset_of!(pl_unrolled_15, straight) - 426usize];
     ["Offset of field: pl_unrolled_15::widest"]
-        [::std::mem::offset_of!(pl_unrolled_15, widest) - 412usize];
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 428usize];
+    ["Offset of field: pl_unrolled_15::block_units"]
+        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_15::row_magic"]
+        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 436usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 416usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 440usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -710,19 +739,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 480usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 496usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 408usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 416usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 424usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 432usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 424usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 432usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 440usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 448usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 456usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 464usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 468usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 472usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 476usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 440usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 448usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 456usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 464usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 472usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 480usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 484usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 488usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 492usize];
 };

@@ -9,7 +9,9 @@
 mod cases;
 mod common;
 
-use cases::{boxes, fused_plan, mixed_plan, plain_plan, plan, Random, Runner, Way, WAYS};
+use cases::{
+    boxes, fused_plan, mixed_plan, plain_plan, plan, wide_plan, Random, Runner, Way, WAYS,
+};
 use peerlane::schedule::Goal;
 use peerlane::{Algorithm, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,6 +107,28 @@ fn fused_rows_are_right_on_a_hostile_fabric() {
     let steps = steps.into_inner();
     println!("{} seeds, {steps} fused steps", cases.into_inner());
     assert!(steps >= (last - first) * cells.len() as u64);
+}
+
+/// Rows whose lanes add several packs each, which are gathered in several rounds.
+#[test]
+fn wide_rows_are_right_on_a_hostile_fabric() {
+    let pairs: Vec<_> = boxes().into_iter().filter(|b| b.n == 2).collect();
+    let mut widest = 0;
+    let mut runner = Runner::new();
+    for seed in 0..number("PL_EXPLORER_SEEDS").unwrap_or(20) {
+        for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+            for way in &WAYS[..2] {
+                let plan = wide_plan(&pairs, algorithm, *way, seed);
+                if let Some(complaint) = runner.run(&plan).complaint() {
+                    panic!("{}: {complaint}, seed {seed}", plan.name);
+                }
+                let widths = plan.steps.iter().filter_map(|s| s.norm.map(|norm| norm.width));
+                widest = widths.chain([widest]).max().unwrap_or(0);
+            }
+        }
+    }
+    println!("up to {widest} elements");
+    assert!(widest > 8 * 512);
 }
 
 /// Broadcasts from any root, all-gathers, reduce-scatters and all-reduces of any schedule, on one channel: slots are reused across them.

@@ -63,6 +63,41 @@ fn lanes_must_meet_before_their_sum() {
     caught("no barrier between lanes", 60, plan_of, |p| p.control = control::NO_BARRIER);
 }
 
+/// Rows over two blocks, which tell each other their squares.
+fn spread(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
+    let mut plan = fused_plan(boxes, algorithm, way, seed);
+    (plan.blocks, plan.threads, plan.cpu_shape) = (2, 1 + seed as u32 % 2, false);
+    plan
+}
+
+#[test]
+fn squares_must_be_of_this_step() {
+    let boxes = boxes();
+    for (way, algorithm) in [(LL, Algorithm::OneShot), (SENTINEL, Algorithm::TwoShot)] {
+        let name = format!("squares of any step, {} {algorithm}", way.0);
+        let plan_of = |seed| spread(&boxes, algorithm, way, seed);
+        caught(&name, 20, plan_of, |p| p.control = control::ANY_SQUARES);
+    }
+}
+
+/// By `sentinel`, so that nothing else has tags.
+#[test]
+fn squares_that_may_recur_must_be_cleared() {
+    let boxes = boxes();
+    // Eight steps and more across a clear; the words hold the tag of a later one, as they would 2^32 steps after it.
+    let planted = |seed: u64| {
+        let mut p = spread(&boxes, Algorithm::OneShot, SENTINEL, seed);
+        let first = p.steps.clone();
+        p.steps.extend(first);
+        p.rank_steps = vec![p.steps.len() as u32; p.n];
+        p.steps[..5].iter_mut().for_each(|s| s.norm = None);
+        p.epoch = (1 << 30) - 3;
+        p.squares = ((1 << 30) + 2 + seed % 2) << 32 | 0x4040_4040;
+        p
+    };
+    caught("no clear of squares", 60, planted, |p| p.control = control::NO_CLEAR);
+}
+
 #[test]
 fn one_half_is_not_enough() {
     let boxes = boxes();

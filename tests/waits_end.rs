@@ -7,7 +7,9 @@
 mod cases;
 mod common;
 
-use cases::{boxes, epoch_after, geometry, plain_plan, Plan, Random, Runner, Verdict, Way, WAYS};
+use cases::{
+    boxes, epoch_after, fused_plan, geometry, plain_plan, Plan, Random, Runner, Verdict, Way, WAYS,
+};
 use common::world::mix;
 use explorer::control;
 use peerlane::launch::*;
@@ -171,6 +173,41 @@ fn a_wait_for_an_absent_rank_ends() {
             }
         }
     }
+}
+
+/// Where rows are spread over blocks: a write is lost, so one block waits for a peer, and others, whose own data is there, for that
+/// block. The verdict that counts names the peer.
+#[test]
+fn a_wait_for_another_block_ends_and_the_verdict_names_a_peer() {
+    let boxes = boxes();
+    let mut runner = Runner::new();
+    let mut verdicts = 0;
+    for algorithm in [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::DualOwner] {
+        for way in &WAYS[..2] {
+            for seed in 0..400 {
+                let mut plan = fused_plan(&boxes, algorithm, *way, seed);
+                (plan.blocks, plan.threads, plan.cpu_shape) = (2, 1 + seed as u32 % 2, false);
+                (plan.check, plan.host_staged) = (false, false);
+                let writes = runner.run(&plan).outcome.writes;
+                plan.drop_at = 1 + Random(seed).below(writes) as u32;
+                let verdict = runner.run(&plan);
+                let at = format!("{}, write {} lost, seed {seed}", plan.name, plan.drop_at);
+                assert_eq!((verdict.outcome.stuck, &verdict.wrong), (0, &None), "{at}");
+                for state in verdict.states.iter().filter(|s| s.abort != 0) {
+                    let r = &state.record;
+                    assert_eq!(r.reason, PL_REASON_DEADLINE, "{at}: {r:?}");
+                    let step = (0..plan.steps.len())
+                        .find(|&k| epoch_after(plan.epoch, k as u32) == r.step)
+                        .unwrap();
+                    let table = &plan.steps[step].tables[r.rank as usize];
+                    assert!(waits_for(table, r.phase, r.peer), "{at}: {r:?}");
+                    verdicts += 1;
+                }
+            }
+        }
+    }
+    println!("{verdicts} verdicts");
+    assert!(verdicts > 3000);
 }
 
 /// Fills what the steps poll with words of an old step, and keeps one rank away from step `k`.

@@ -27,6 +27,8 @@ pub struct Head<'a> {
     pub phases: &'a mut u16,
     pub straight: &'a mut u16,
     pub widest: &'a mut u32,
+    pub block_units: &'a mut u32,
+    pub row_magic: &'a mut u32,
 }
 
 /// The fields of a `pl_unrolled_phase_*`, see `cuda/launch.h`.
@@ -62,6 +64,8 @@ macro_rules! fans {
                     phases: &mut self.phases,
                     straight: &mut self.straight,
                     widest: &mut self.widest,
+                    block_units: &mut self.block_units,
+                    row_magic: &mut self.row_magic,
                 }
             }
             fn phase(&mut self, index: usize) -> PhaseMut<'_> {
@@ -270,6 +274,43 @@ impl<F: Fan> Unrolled<F> {
     }
 }
 
+/// Bytes of one half of the words through which blocks tell each other their packs' sums of squares. Steps in slabs of the default
+/// size have rows of no more packs.
+pub const SQUARES_HALF_BYTES: u64 = 8 << 16;
+
+impl<F: Fan> Unrolled<F> {
+    /// Whether rows of tables of this form may be spread over blocks: what a thread sums it sums in the first phase.
+    fn sums_first(&mut self) -> bool {
+        let fold = |form: &mut Self, index| *form.args.phase(index).fold;
+        fold(self, 0) != PL_FOLD_COPIES && fold(self, 1) != PL_FOLD_SUM
+    }
+
+    /// Spreads `rows` rows of `packs` packs over blocks that take `block_units(longest piece)` units each, see `cuda/spread.cuh`; what
+    /// [`lay_out`](Self::lay_out) does besides. None where they have no room in the step's `squares`, or no way to be spread.
+    pub fn lay_out_rows(
+        &mut self,
+        table: &pl_table,
+        packs: u64,
+        rows: u64,
+        block_units: impl FnOnce(u64) -> u64,
+    ) -> Option<&mut F> {
+        let longest = longest_piece(table, packs);
+        let words = rows.checked_mul(packs.next_multiple_of(2))?;
+        // The second keeps `row_magic` exact: it is less than `longest` too large for units below 2^32 / longest.
+        if words > self.args.step().squares_half_bytes / 8
+            || rows * longest * longest >= 1 << 32
+            || !self.sums_first()
+        {
+            return None;
+        }
+        self.lay_out(table, packs, None);
+        let head = self.args.head();
+        *head.block_units = block_units(longest) as u32;
+        *head.row_magic = if longest == 1 { 0 } else { (1u64 << 32).div_ceil(longest) as u32 };
+        Some(&mut self.args)
+    }
+}
+
 /// Where the leaves of the balanced tree over `leaves` operands stand in the complete tree over `room`: a node with m
 /// leaves gives ceil(m/2) to its left half and the rest to its right half.
 fn places(leaves: usize, room: usize) -> Vec<usize> {
@@ -377,6 +418,43 @@ mod tests {
         assert_eq!(places(3, 8), [0, 2, 4]);
         assert_eq!(places(5, 8), [0, 1, 2, 4, 6]);
         assert_eq!(places(8, 8), (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_row_of_a_unit_is_exact_or_rows_are_not_spread() {
+        let mut spread = 0;
+        for (algorithm, n) in [(Algorithm::OneShot, 2), (Algorithm::TwoShot, 8)] {
+            let table = tables(algorithm, "", n).remove(1);
+            let mut step = step(n);
+            step.squares_half_bytes = SQUARES_HALF_BYTES;
+            let mut form =
+                Unrolled::<pl_unrolled_7>::new(&table, &step, Protocol::Sentinel).unwrap();
+            for packs in (1..40u64).chain([112, 640, 887, 896, 1024, 4096, 16384, 65535, 65536]) {
+                for rows in [1u64, 2, 3, 16, 73, 74, 1000, 65536] {
+                    let words = rows * packs.next_multiple_of(2);
+                    let Some(args) = form.lay_out_rows(&table, packs, rows, |longest| longest)
+                    else {
+                        let longest = longest_piece(&table, packs);
+                        assert!(words > 1 << 16 || longest >= 1 << 15, "{packs} {rows}");
+                        continue;
+                    };
+                    assert!(words <= 1 << 16);
+                    let (widest, magic) = (u64::from(args.widest), u64::from(args.row_magic));
+                    assert_eq!(u64::from(args.block_units), widest);
+                    let units = rows * widest;
+                    for unit in
+                        (0..units).step_by(101).chain((1..=rows).map(|row| row * widest - 1))
+                    {
+                        for unit in [unit, (unit + 1).min(units - 1)] {
+                            let row = if magic == 0 { unit } else { unit * magic >> 32 };
+                            assert_eq!(row, unit / widest, "{packs} {rows} {unit}");
+                        }
+                    }
+                    spread += 1;
+                }
+            }
+        }
+        assert!(spread > 300, "{spread}");
     }
 
     #[test]

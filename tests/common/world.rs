@@ -223,6 +223,8 @@ impl World {
                     parts: 0,
                     input_part: 0,
                     output_part: 0,
+                    squares: std::ptr::null_mut(),
+                    squares_half_bytes: 0,
                 },
             },
         }

@@ -100,6 +100,7 @@ inline bool tag_matches(uint64_t word, uint32_t tag) {
 inline bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   const uint64_t x = poll_64(p), y = poll_64(static_cast<const uint64_t*>(p) + 1);
   w[0] = uint32_t(x), w[1] = uint32_t(y);
+  if (control() == CONTROL_ANY_SQUARES && !world->in_slab(p)) return true;
   return tag_matches(x, tag) && tag_matches(y, tag);
 }
 inline bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) { return !on || poll_tagged(p, w, tag); }
@@ -120,9 +121,21 @@ inline void sync_block() {
 inline bool any_in_block(bool x) { return world->meet_block(x); }
 inline uint64_t share(uint64_t v) { return world->share(v); }
 
+constexpr uint32_t LANES = 256;
+inline float tree_over_lanes(const float* values, uint32_t items) {
+  float x[LANES] = {};
+  for (uint32_t i = 0; i < items; ++i) x[i % LANES] += values[i];
+  for (uint32_t d = 16; d > 0; d /= 2)
+    for (uint32_t l = 0; l < LANES; ++l)
+      if (l % 32 < d) x[l] += x[l + d];
+  for (uint32_t d = 128; d >= 32; d /= 2)
+    for (uint32_t g = 0; g < d; g += 32) x[g] += x[g + d];
+  return x[0];
+}
 // The threads of a block take the items in turn and leave what they come to where all can read it; the lanes and the
-// tree over them are then each thread's own work. Rows are short here: an item is a lane.
-constexpr uint32_t LANES = 256, BATCH = HOST ? 1 : 2, ITEMS_AT_ONCE = LANES;
+// tree over them are then each thread's own work. A row here has at most
+// MAX_LANES items.
+constexpr uint32_t BATCH = HOST ? 1 : 2, ITEMS_AT_ONCE = LANES;
 template <class Load, class Use>
 float sum_over_lanes(uint32_t items, Load load, Use use) {
   float* values = world->lanes();
@@ -134,15 +147,26 @@ float sum_over_lanes(uint32_t items, Load load, Use use) {
   }
   world->point();
   sync_block();
-  float x[LANES] = {};
-  memcpy(x, values, items * sizeof *x);
+  const float sum = tree_over_lanes(values, items);
   sync_block();  // the next sum writes there
-  for (uint32_t d = 16; d > 0; d /= 2)
-    for (uint32_t l = 0; l < LANES; ++l)
-      if (l % 32 < d) x[l] += x[l + d];
-  for (uint32_t d = 128; d >= 32; d /= 2)
-    for (uint32_t g = 0; g < d; g += 32) x[g] += x[g + d];
-  return x[0];
+  return sum;
+}
+
+// All lanes are left where the threads of the block find them, and the tree over them is each thread's own work.
+constexpr uint32_t ROWS_AT_ONCE = 2, WORDS_AT_ONCE = 2, KEEPERS = 2, WARP = 1;
+static_assert(2 * ROWS_AT_ONCE * LANES <= explorer::MAX_LANES, "two sets of results");
+template <class Lanes>
+void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes) {
+  float* all = world->lanes() + set * ROWS_AT_ONCE * LANES;
+  for (uint32_t at = tid(); at < rows * (LANES / 2); at += threads()) {
+    float x[2] = {};
+    lanes(at / (LANES / 2), at % (LANES / 2) * 2, x);
+    memcpy(all + 2 * at, x, sizeof x);
+  }
+}
+inline float sum_of_groups(uint32_t row, uint32_t set) {
+  world->point();
+  return tree_over_lanes(world->lanes() + (set * ROWS_AT_ONCE + row) * LANES, LANES);
 }
 inline void prefetch(const void*) {}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
@@ -226,6 +250,17 @@ struct Raw {
   uint32_t* words(uint32_t i) { return w + i; }
 };
 inline void same_view(Raw& to, const Raw& from) { to = from; }
+template <uint32_t PLACES>
+void keep(uint32_t place, uint32_t keeper, const Raw& r) {
+  static_assert(PLACES <= explorer::MAX_KEPT, "places of a thread");
+  world->point();
+  memcpy(world->kept(keeper)[place], r.w, 16);
+}
+template <uint32_t PLACES>
+void kept(uint32_t place, uint32_t keeper, Raw& r) {
+  world->point();
+  memcpy(r.w, world->kept(keeper)[place], 16);
+}
 template <class T>
 struct In {
   const Raw& r;
@@ -293,6 +328,10 @@ struct Raw {
   uint32_t* words(uint32_t i) { return buf + i; }
 };
 inline void same_view(Raw& to, const Raw& from) { to.p = from.p; }
+template <uint32_t PLACES>
+void keep(uint32_t place, uint32_t keeper, const Raw& r);
+template <uint32_t PLACES>
+void kept(uint32_t place, uint32_t keeper, Raw& r);
 template <class T>
 struct In {
   const unsigned char* p;

@@ -33,7 +33,7 @@ const FLAGS_HALF: u64 = 8192;
 const DATA: u64 = FLAGS + 2 * FLAGS_HALF;
 /// Packs of the largest message.
 const MAX_PACKS: u64 = 40;
-/// Room for a message, its offset and guard bytes.
+/// Room for a message of so many packs, its offset and guard bytes.
 const BUFFER: usize = 1024;
 const GUARD: u8 = 0xa5;
 pub const DEADLINE_NS: u64 = 1_000_000_000;
@@ -149,6 +149,8 @@ pub struct Plan {
     pub planted: Vec<(usize, u64, u64)>,
     /// Whose input is the result, where the steps are broadcasts.
     pub root: Option<u8>,
+    /// What all words hold through which blocks tell each other their squares, before the first step.
+    pub squares: u64,
 }
 
 pub struct Random(pub u64);
@@ -226,6 +228,7 @@ fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) 
         steps,
         planted: Vec::new(),
         root: None,
+        squares: 0,
     }
 }
 
@@ -359,6 +362,24 @@ pub fn fused_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> 
         let rows = 1 + r.below(most.min(MAX_PACKS / row_packs).min(7));
         let width = row_packs as usize * 8;
         (step.dtype, step.op, step.count) = (DType::BF16, Op::Sum, rows as usize * width);
+        step.norm = Some(Norm { width, residual_in_place: r.one_in(2) });
+    }
+    plan
+}
+
+/// The same with one row a step, of more packs than there are lanes, in two blocks.
+pub fn wide_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
+    let mut plan = fused_plan(boxes, algorithm, way, seed);
+    let mut r = Random(mix(seed ^ 0x81de));
+    (plan.blocks, plan.threads, plan.cpu_shape) = (2, 1 + seed as u32 % 2, false);
+    (plan.host_staged, plan.late_rearms) = (false, false);
+    plan.steps.truncate(3);
+    plan.rank_steps = vec![3; plan.n];
+    for step in plan.steps.iter_mut().filter(|step| step.norm.is_some()) {
+        let geometry = geometry(step.protocol, &step.tables[0], false);
+        let most = step_packs(&geometry, &step.tables[0], DType::BF16, step.protocol);
+        let width = 8 * (257 + r.below(most.saturating_sub(256).max(1))).min(most) as usize;
+        step.count = width;
         step.norm = Some(Norm { width, residual_in_place: r.one_in(2) });
     }
     plan
@@ -506,7 +527,12 @@ struct Line([u8; 64]);
 
 /// The step for the kernel with unrolled loops, or nothing where there is none for it. Mostly: ranks that walk their tables
 /// must understand the others.
-fn unrolled(args: &pl_args, step: &Step, threads: u32, kernels: &mut Random) -> pl_unrolled_7 {
+fn unrolled(
+    args: &pl_args,
+    step: &Step,
+    (blocks, threads): (u32, u32),
+    kernels: &mut Random,
+) -> pl_unrolled_7 {
     let form = Unrolled::<pl_unrolled_7>::new(&args.table, &args.step, step.protocol);
     let per_pack = 16 / step.dtype.size();
     match form {
@@ -516,9 +542,19 @@ fn unrolled(args: &pl_args, step: &Step, threads: u32, kernels: &mut Random) -> 
                 && !kernels.one_in(5) =>
         {
             let packs = step.norm.map_or(step.count, |norm| norm.width) / per_pack;
-            // As the host does it: the short path where every thread has a pack of each piece at most.
-            let plain = step.norm.is_none() && step.op == Op::Sum && args.step.check == 0;
-            *form.lay_out(&args.table, packs as u64, plain.then_some(threads.into()))
+            if step.norm.is_none() {
+                // As the host does it: the short path where every thread has a pack of each piece at most.
+                let plain = step.op == Op::Sum && args.step.check == 0;
+                let all = plain.then_some(u64::from(blocks * threads));
+                return *form.lay_out(&args.table, packs as u64, all);
+            }
+            // Ranks may hand their packs out in different ways; the last block may have none.
+            let units = |longest: u64| {
+                let each = (args.step.rows * longest).div_ceil(blocks.into());
+                each + kernels.below(3).min(1)
+            };
+            let spread = form.lay_out_rows(&args.table, packs as u64, args.step.rows, units);
+            spread.copied().unwrap_or_else(pl_unrolled_7::zeroed)
         }
         _ => pl_unrolled_7::zeroed(),
     }
@@ -529,6 +565,8 @@ pub struct Runner {
     slabs: Vec<Line>,
     buffers: Vec<Line>,
     partial: Vec<Line>,
+    squares: Vec<u64>,
+    buffer_bytes: usize,
     args: Vec<pl_args>,
     unrolled: Vec<pl_unrolled_7>,
     /// Steps of a rank, of all cases so far, that took the kernels' short path.
@@ -541,6 +579,8 @@ impl Runner {
             slabs: vec![Line([0; 64]); 5 * SLAB / 64],
             buffers: Vec::new(),
             partial: vec![Line([0; 64]); 5 * MAX_PACKS as usize * 32 / 64],
+            squares: Vec::new(),
+            buffer_bytes: BUFFER,
             args: Vec::new(),
             unrolled: Vec::new(),
             short_steps: 0,
@@ -561,8 +601,8 @@ impl Runner {
         // SAFETY: lines are bytes, and `run` has made room for all buffers.
         unsafe {
             std::slice::from_raw_parts_mut(
-                self.buffers.as_mut_ptr().cast::<u8>().add(index * BUFFER),
-                BUFFER,
+                self.buffers.as_mut_ptr().cast::<u8>().add(index * self.buffer_bytes),
+                self.buffer_bytes,
             )
         }
     }
@@ -580,6 +620,10 @@ impl Runner {
                 slab[at..at + 2 * HALF as usize].fill(fill);
             }
         }
+        // Words in a half for the squares of a step's rows, each of which may have a neighbour that is none.
+        let words = plan.steps.iter().map(|s| s.count / 8 + s.count / 8).max().unwrap_or(0);
+        self.squares.clear();
+        self.squares.resize(2 * n * words, plan.squares);
         for &(rank, offset, value) in &plan.planted {
             self.slab(rank)[offset as usize..][..8].copy_from_slice(&value.to_le_bytes());
         }
@@ -591,7 +635,10 @@ impl Runner {
         let mut channels = vec![channel; n];
         let count = plan.steps.len() * n;
         // Of every step and rank: input, output, residual, residual_out, gamma.
-        self.buffers.resize(5 * count * BUFFER / 64, Line([0; 64]));
+        let bytes = |s: &Step| s.elements(n).0.max(s.elements(n).1) * s.dtype.size() + 64;
+        let largest = plan.steps.iter().map(bytes).max().unwrap_or(0);
+        self.buffer_bytes = largest.next_multiple_of(64).max(BUFFER);
+        self.buffers.resize(5 * count * self.buffer_bytes / 64, Line([0; 64]));
         self.args.clear();
         self.args.resize(count, zero);
         self.unrolled.resize(count, pl_unrolled_7::zeroed());
@@ -650,6 +697,7 @@ impl Runner {
                     (geo.half_bytes, geo.flags_half_bytes) = (0, 0);
                 }
                 let partial = self.partial.as_mut_ptr().cast::<u8>();
+                let squares = self.squares.as_mut_ptr().wrapping_add(2 * rank * words);
                 let args = &mut self.args[k * n + rank];
                 args.table = step.tables[rank];
                 (args.step.n, args.step.rank) = (n as u32, rank as u32);
@@ -660,6 +708,8 @@ impl Runner {
                 args.step.input = input.cast();
                 args.step.output = output.cast();
                 args.step.partial = partial.wrapping_add(rank * MAX_PACKS as usize * 32).cast();
+                args.step.squares = squares.cast();
+                args.step.squares_half_bytes = 8 * words as u64;
                 args.step.count = step.count as u64;
                 args.step.deadline_ns = DEADLINE_NS;
                 args.step.launch = k as u64 + 1;
@@ -680,7 +730,7 @@ impl Runner {
                     args.step.residual_out = residual_out.cast();
                     (args.step.eps, args.step.weight_bias) = (EPS, WEIGHT_BIAS);
                 }
-                let form = unrolled(args, step, plan.blocks * plan.threads, &mut kernels);
+                let form = unrolled(args, step, (plan.blocks, plan.threads), &mut kernels);
                 self.short_steps += u64::from(form.straight);
                 self.unrolled[k * n + rank] = form;
             }

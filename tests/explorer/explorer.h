@@ -25,7 +25,8 @@ enum explorer_control {
   CONTROL_TORN_WORDS = 9,    /* 64-bit words travel as two 32-bit words */
   CONTROL_TAG_WRAPS = 10,    /* ll tags compare by >=, wrapping */
   CONTROL_NO_CLEAR = 11,     /* ll words are never cleared */
-  CONTROL_RAW_NAN = 12       /* sentinel words of all ones are sent as they are */
+  CONTROL_RAW_NAN = 12,      /* sentinel words of all ones are sent as they are */
+  CONTROL_ANY_SQUARES = 13   /* squares of rows are taken whatever their tag */
 };
 
 typedef struct {

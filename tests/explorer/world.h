@@ -42,6 +42,8 @@ namespace explorer {
 
 constexpr uint32_t MAX_THREADS = 4;  // of a rank: at most 2 blocks of 2
 constexpr uint32_t MAX_RANKS = 5;
+constexpr uint32_t MAX_KEPT = 9;      // packs of a thread
+constexpr uint32_t MAX_LANES = 1024;  // that a block leaves for its threads
 
 struct Counts {
   uint32_t of[MAX_THREADS] = {};  // writes of each thread of the rank, in program order
@@ -70,7 +72,7 @@ struct Barrier {
   uint32_t first = 0, threads = 0, arrived = 0, generation = 0;
   bool any = false, result = false;
   uint64_t shared = 0;
-  float lanes[256] = {};
+  float lanes[MAX_LANES] = {};
   Counts before, fenced;
 };
 
@@ -78,6 +80,7 @@ struct Fiber {
   void* sp = nullptr;
   uint32_t rank = 0, block = 0, tid = 0, thread = 0;  // thread: index in the rank
   bool runnable = true;
+  uint32_t kept[MAX_KEPT][4] = {};
   const pl_args* args = nullptr;  // of the launch it is in
   Counts before;                  // writes that happened before what this thread does next
   Counts fenced;                  // those that a fence has ordered before its later writes
@@ -102,11 +105,14 @@ class World {
     point();
     if (c->host_staged) own_writes_first(uintptr_t(p));
   }
+  bool in_slab(const void* p) const { return uintptr_t(p) - uintptr_t(c->arena) < uintptr_t(c->n) << c->slab_log2; }
   bool meet(Barrier& b, bool any);
   uint64_t share(uint64_t v);
   // Memory that the threads of the calling thread's block share.
   float* lanes() { return blocks_[now->rank * c->blocks + now->block].lanes; }
   bool meet_block(bool any);
+  // What a thread of the calling thread's block keeps there.
+  uint32_t (*kept(uint32_t tid))[4] { return fibers_[blocks_[now->rank * c->blocks + now->block].first + tid].kept; }
   uint64_t clock();
   void failed_poll();
   void local_store() {

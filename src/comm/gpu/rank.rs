@@ -16,7 +16,7 @@ use crate::device::cuda::{
     keep_with_graph, memory, CaptureStatus, CapturedGraph, DeviceMemory, Entered, Event, StreamRef,
 };
 use crate::error::{Error, Result};
-use crate::lane::Layout;
+use crate::lane::{Layout, SQUARES_HALF_BYTES};
 use crate::launch::*;
 use crate::placement::Placement;
 use crate::probe::ProbeReport;
@@ -55,6 +55,8 @@ pub(in crate::comm) struct GpuRank {
     pub(super) deadline_ns: AtomicU64,
     /// Accumulators of a whole tile between phases, for every channel its own.
     _partial: Option<DeviceMemory>,
+    /// What the blocks of a fused step tell each other, likewise.
+    _squares: DeviceMemory,
     /// Held by the call whose turn it is.
     launcher: Mutex<Launcher>,
 }
@@ -116,6 +118,9 @@ impl GpuRank {
             0 => None,
             bytes => Some(DeviceMemory::new(context, bytes * CHANNELS)?),
         };
+        let squares = DeviceMemory::new(context, 2 * SQUARES_HALF_BYTES as usize * CHANNELS)?;
+        // No tag is 0.
+        squares.zero(parts.state.stream())?;
         let args = |plan: &Plan, channel: usize| {
             // SAFETY: integers and raw pointers, for which zero is a value.
             let mut args: pl_args = unsafe { std::mem::zeroed() };
@@ -127,6 +132,9 @@ impl GpuRank {
             args.step.report = parts.state.report(channel);
             args.step.partial =
                 partial.as_ref().map_or(0, |p| p.ptr() + (scratch * channel) as u64) as *mut _;
+            let before = 2 * SQUARES_HALF_BYTES * channel as u64;
+            args.step.squares = (squares.ptr() + before) as *mut _;
+            args.step.squares_half_bytes = SQUARES_HALF_BYTES;
             args.step.launch = 1;
             args.step.proto = plan.choice.protocol as u32;
             args.step.algo = plan.code;
@@ -162,6 +170,7 @@ impl GpuRank {
             report: None,
             deadline_ns: AtomicU64::new(0),
             _partial: partial,
+            _squares: squares,
             launcher: Mutex::new(launcher),
         };
         gpu.set_deadline(deadline);
@@ -414,7 +423,7 @@ impl GpuRank {
             unsafe {
                 let launched = match &mut unrolled {
                     Some(unrolled) => {
-                        unrolled.launch(kernels, queue, shape, &args.step, &plan.table)?
+                        unrolled.launch(kernels, queue, shape, &self.parts.rule, args)?
                     }
                     None => false,
                 };

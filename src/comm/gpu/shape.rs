@@ -7,13 +7,17 @@ use crate::types::Protocol;
 
 /// More than this many blocks brought nothing at any size that was measured.
 const MOST_BLOCKS: u32 = 28;
+const FEW_THREADS: u32 = 128;
 /// Threads of a block, as many as leave a pack of each piece to a thread: few, so that more multiprocessors share the work. Pieces
 /// of two phases are short, and a thread has a pack of each.
-const THREADS: [u32; 3] = [64, 128, FEWER_THREADS];
-/// Most threads of a block that has a row: ROW_THREADS of cuda/kernels.cu.
-const ROW_THREADS: u32 = 512;
+const THREADS: [u32; 3] = [64, FEW_THREADS, FEWER_THREADS];
+/// Most threads of a block that norms rows: ROW_THREADS of cuda/kernels.cu.
+pub(super) const ROW_THREADS: u32 = 512;
 /// The same of kernels that need more registers: THREADS there.
 pub(super) const FEWER_THREADS: u32 = 256;
+/// Threads whose packs a block keeps (KEEPERS in cuda/dev.cuh), and groups of threads that share them (cuda/spread_norm.cuh).
+const MOST_KEEPERS: u32 = 256;
+const MOST_GROUPS: u32 = 4;
 /// Several per multiprocessor of the largest GPU; with more rows blocks take turns.
 const MOST_BLOCKS_ALONE: u32 = 1024;
 /// Chunks of a block that are in flight at once, for the protocol that raises a flag per chunk.
@@ -34,6 +38,14 @@ pub(super) struct Shape {
     pub blocks: u32,
     pub threads: u32,
     pub chunk_packs: u32,
+}
+
+/// How a step's rows are spread over blocks: a unit is a pack of each piece of a row, see `cuda/spread.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spread {
+    pub blocks: u32,
+    pub threads: u32,
+    pub block_units: u64,
 }
 
 impl ShapeRule {
@@ -78,7 +90,36 @@ impl ShapeRule {
         Shape { blocks, threads, chunk_packs: chunk as u32 }
     }
 
-    /// For a fused step of `rows` rows, each of which is one block's: its norm needs all of it.
+    /// For a fused step of `rows` rows of `longest` units, spread over blocks of at most so many threads: one unit per thread while
+    /// there are blocks for it, as in [`shape`](Self::shape). After two phases a unit is a pack of each of the `pieces`: then several
+    /// threads for each, which share them.
+    pub fn spread(&self, rows: u64, longest: u64, most_threads: u32, pieces: bool) -> Spread {
+        let blocks = u64::from(self.most_blocks.saturating_sub(self.spare).max(1));
+        let (rows, longest) = (rows.max(1), longest.max(1));
+        // While there are blocks enough, a block has packs of one row, whose squares are then all it has to gather; if not so at the
+        // price of half of the blocks.
+        let each = (blocks / rows).min(longest.div_ceil(FEW_THREADS.into())).max(1);
+        let whole = (1..=each).rev().find(|each| longest.is_multiple_of(*each)).unwrap_or(1);
+        let block_units = match whole * 2 > each {
+            _ if rows > blocks => (rows * longest).div_ceil(blocks),
+            true => longest / whole,
+            false => longest.div_ceil(each),
+        };
+        let turns = block_units.div_ceil(most_threads.into());
+        let one_turn = block_units.div_ceil(turns).next_multiple_of(32) as u32;
+        let threads = match pieces && one_turn <= MOST_KEEPERS {
+            true => one_turn * (most_threads / one_turn).clamp(1, MOST_GROUPS),
+            false => one_turn.max(FEW_THREADS),
+        };
+        Spread {
+            blocks: ((rows * longest).div_ceil(block_units) + u64::from(self.spare))
+                .min(self.most_blocks.into()) as u32,
+            threads: self.threads.unwrap_or(threads).min(most_threads),
+            block_units,
+        }
+    }
+
+    /// For a fused step of `rows` rows that walks its table, each of which is one block's: its norm needs all of it.
     pub fn rows(&self, rows: u64) -> Shape {
         Shape {
             threads: self.threads.unwrap_or(ROW_THREADS),
@@ -147,6 +188,57 @@ mod tests {
         assert_eq!(step(rule, Protocol::Sentinel, 896).blocks, 8);
         assert_eq!(step(rule, Protocol::Sentinel, 1 << 20).blocks, rule.most_blocks);
         assert_eq!(rule.rows(3).blocks, 4);
+    }
+
+    fn spread(rule: ShapeRule, rows: u64, longest: u64, most_threads: u32) -> (u32, u32, u64) {
+        let s = rule.spread(rows, longest, most_threads, longest == 112);
+        (s.blocks, s.threads, s.block_units)
+    }
+
+    #[test]
+    fn rows_are_spread_over_the_blocks_that_there_are() {
+        let alone = ShapeRule::new(132, 1, None, None);
+        assert_eq!(spread(alone, 1, 896, 512), (7, 128, 128), "as an all-reduce of the row");
+        assert_eq!(spread(alone, 4, 896, 512), (28, 128, 128));
+        assert_eq!(spread(alone, 16, 896, 512), (16, 448, 896), "a row is a block's, in two turns");
+        assert_eq!(
+            spread(alone, 16, 112, 512),
+            (16, 512, 112),
+            "pieces of an eighth, four threads each"
+        );
+        assert_eq!(spread(alone, 16, 112, 256), (16, 256, 112));
+        let shared = ShapeRule::new(132, 8, None, None);
+        assert_eq!(spread(shared, 1, 896, 512), (4, 224, 224));
+        assert_eq!(spread(shared, 4, 896, 512), (4, 448, 896));
+        assert_eq!(spread(shared, 5, 896, 512), (4, 384, 1120), "rows that end inside of a block");
+        assert_eq!(spread(shared, 1, 887, 512), (4, 224, 222), "no block has an even part");
+        assert_eq!(spread(shared, 1, 1, 512), (1, 128, 1));
+        assert_eq!(spread(alone.with_spare_block(), 1, 896, 512), (8, 128, 128));
+        let pinned = ShapeRule::new(132, 8, Some(1), Some(64)).with_spare_block();
+        assert_eq!(spread(pinned, 3, 896, 512), (1, 64, 3 * 896));
+    }
+
+    #[test]
+    fn every_unit_has_a_block_and_blocks_are_no_more_than_the_rule_says() {
+        for most_blocks in [1, 2, 3, 4, 8, 28, 256] {
+            for spare in [0, 1] {
+                let rule = ShapeRule { most_blocks, threads: None, spare };
+                for rows in (1..40).chain([73, 1000]) {
+                    for longest in [1, 2, 7, 33, 112, 128, 129, 360, 640, 887, 896, 1024, 2048] {
+                        for most in [256, 512] {
+                            let s = rule.spread(rows, longest, most, rows % 2 == 0);
+                            let said = format!("{rule:?} {rows} {longest} {s:?}");
+                            assert!(s.blocks <= most_blocks && s.blocks > 0, "{said}");
+                            assert!(
+                                u64::from(s.blocks) * s.block_units >= rows * longest,
+                                "{said}"
+                            );
+                            assert!(s.threads <= most && s.threads.is_multiple_of(32), "{said}");
+                        }
+                    }
+                }
+            }
+        }
     }
 
     #[test]

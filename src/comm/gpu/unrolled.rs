@@ -2,7 +2,7 @@
 
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
-use super::shape::{Shape, FEWER_THREADS};
+use super::shape::{Shape, ShapeRule, FEWER_THREADS, ROW_THREADS};
 use crate::comm::call::Call;
 use crate::error::Result;
 use crate::lane::Unrolled;
@@ -36,16 +36,16 @@ impl UnrolledArgs {
         kernels: &Kernels,
         queue: &mut Queue<'_>,
         shape: Shape,
-        step: &pl_step,
-        table: &pl_table,
+        rule: &ShapeRule,
+        args: &pl_args,
     ) -> Result<bool> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::One(form) => launch(form, kernels, queue, shape, step, table),
-                Self::Three(form) => launch(form, kernels, queue, shape, step, table),
-                Self::Seven(form) => launch(form, kernels, queue, shape, step, table),
-                Self::Fifteen(form) => launch(form, kernels, queue, shape, step, table),
+                Self::One(form) => launch(form, kernels, queue, shape, rule, args),
+                Self::Three(form) => launch(form, kernels, queue, shape, rule, args),
+                Self::Seven(form) => launch(form, kernels, queue, shape, rule, args),
+                Self::Fifteen(form) => launch(form, kernels, queue, shape, rule, args),
             }
         }
     }
@@ -59,6 +59,11 @@ pub(super) fn may_be_unrolled(call: &Call) -> bool {
         && aligned(call.count * call.dtype.size())
         && aligned(call.input as usize)
         && aligned(call.output as usize)
+        && call.norm.as_ref().filter(|norm| norm.fused).is_none_or(|norm| {
+            [norm.residual, norm.gamma, norm.residual_out.cast_const()]
+                .iter()
+                .all(|&at| aligned(at as usize))
+        })
 }
 
 /// # Safety
@@ -68,22 +73,36 @@ unsafe fn launch<F: HasKernels>(
     kernels: &Kernels,
     queue: &mut Queue<'_>,
     mut shape: Shape,
-    step: &pl_step,
-    table: &pl_table,
+    rule: &ShapeRule,
+    args: &pl_args,
 ) -> Result<bool> {
+    let pl_args { step, table } = args;
     let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
     let Some(kernel) = F::of(kernels).get(dtype, protocol, table.phases.into(), step.rows != 0)
     else {
         return Ok(false);
     };
-    if table.phases > 1 || protocol == Protocol::Ll {
-        shape.threads = shape.threads.min(FEWER_THREADS);
-    }
-    let elements = if step.rows != 0 { step.width } else { step.count };
-    let packs = elements * dtype.size() as u64 / PACK_BYTES as u64;
-    let plain = step.rows == 0 && step.op == Op::Sum as u32 && step.check == 0;
-    let threads = u64::from(shape.blocks) * u64::from(shape.threads);
-    let args = form.lay_out(table, packs, plain.then_some(threads));
+    // THREADS and ROW_THREADS in cuda/kernels.cu.
+    let few = protocol == Protocol::Ll || (table.phases > 1 && step.rows == 0);
+    let most_threads = if few { FEWER_THREADS } else { ROW_THREADS };
+    let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
+    shape.threads = shape.threads.min(most_threads);
+    let args = match step.rows {
+        0 => {
+            let plain = step.op == Op::Sum as u32 && step.check == 0;
+            let threads = u64::from(shape.blocks) * u64::from(shape.threads);
+            form.lay_out(table, pack(step.count), plain.then_some(threads))
+        }
+        rows => {
+            let spread = form.lay_out_rows(table, pack(step.width), rows, |longest| {
+                let spread = rule.spread(rows, longest, most_threads, table.phases > 1);
+                (shape.blocks, shape.threads) = (spread.blocks, spread.threads);
+                spread.block_units
+            });
+            let Some(args) = spread else { return Ok(false) };
+            args
+        }
+    };
     *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
     unsafe { queue.launch(kernel, shape, args)? };

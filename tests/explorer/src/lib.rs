@@ -68,4 +68,5 @@ pub mod control {
     pub const TAG_WRAPS: u32 = 10;
     pub const NO_CLEAR: u32 = 11;
     pub const RAW_NAN: u32 = 12;
+    pub const ANY_SQUARES: u32 = 13;
 }
