@@ -57,34 +57,35 @@ constexpr unsigned ROW_THREADS = 512;
   PL_KERNEL(D, name, P, proto, true, 16, 15) \
   PL_KERNEL(D, name, P, proto, false, 1, any)
 
-#define PL_HOT(D, name)                              \
-  PL_HOT_WORDS(D, name, LlOf, ll)                    \
-  PL_HOT_WORDS(D, name, SentinelOf, sentinel)        \
-  PL_HOT_WORDS(D, name, FlaggedOf, flagged)          \
-  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1) \
-  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3) \
-  PL_UNROLLED_KERNELS(D, name, LlOf, ll)             \
-  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel) \
-  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, 15, 2, two)
+#define PL_HOT(D, name)                                 \
+  PL_HOT_WORDS(D, name, LlOf, ll)                       \
+  PL_HOT_WORDS(D, name, SentinelOf, sentinel)           \
+  PL_HOT_WORDS(D, name, FlaggedOf, flagged)             \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1)    \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3)    \
+  PL_UNROLLED_KERNELS(D, name, LlOf, ll, 1)             \
+  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel, 2) \
+  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, 1, 15, 2, two)
 
 #define PL_OTHER(D, name)                     \
   PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
   PL_KERNEL(D, name, FlaggedOf, flagged, false, 1, any)
 
-#define PL_UNROLLED_KERNEL(D, name, P, proto, K, PHASES, phases)                                 \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+// PER_SM: blocks that a multiprocessor holds at least, which the host counts on (src/comm/gpu/shape.rs).
+#define PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, K, PHASES, phases)                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)                                  \
       pl_unrolled_##K##_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                     \
     PL_NAMESPACE::all_reduce_unrolled<D, P<D>, K, PHASES>(u);                                    \
   }
-#define PL_UNROLLED_KERNELS(D, name, P, proto)      \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 1, 1, one)  \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 3, 1, one)  \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 7, 1, one)  \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 15, 1, one) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 1, 2, two)  \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 3, 2, two)  \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 7, 2, two)
+#define PL_UNROLLED_KERNELS(D, name, P, proto, PER_SM)     \
+  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 1, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 3, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 7, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, 1, 15, 1, one)     \
+  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 1, 2, two) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 3, 2, two) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 7, 2, two)
 
 #define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K, PHASES, phases, THREADS)                        \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                            \

@@ -5,7 +5,7 @@ use crate::lane::longest_piece;
 use crate::launch::{pl_geometry, pl_table};
 use crate::types::Protocol;
 
-/// More than this many blocks brought nothing at any size that was measured.
+/// More than this many blocks of the largest kernels brought nothing at any size that was measured.
 const MOST_BLOCKS: u32 = 28;
 const FEW_THREADS: u32 = 128;
 /// Threads of a block, as many as leave a pack of each piece to a thread: few, so that more multiprocessors share the work. Pieces
@@ -27,6 +27,8 @@ const CHUNKS_IN_FLIGHT: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShapeRule {
     most_blocks: u32,
+    /// The same of kernels of which a multiprocessor holds two blocks whatever else: PER_SM in cuda/kernels.cu.
+    most_small_blocks: u32,
     threads: Option<u32>,
     /// Blocks beside those that have packs.
     spare: u32,
@@ -50,16 +52,24 @@ pub(super) struct Spread {
 
 impl ShapeRule {
     /// For a GPU of `sm_count` multiprocessors that `sharers` ranks use: together they take a quarter at most, so that calls on
-    /// all channels are resident at once, unless `blocks` says otherwise. The same on all ranks: what a flag stands for
-    /// follows from it.
+    /// all channels are resident at once, unless `blocks` says otherwise. (A kernel that needs a whole multiprocessor for a block
+    /// may find none before small ones beside it are done, which do not wait for it.) The same on all ranks: what a flag stands
+    /// for follows from it.
     pub fn new(sm_count: u32, sharers: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
-        let share = (sm_count / 4 / sharers.max(1)).clamp(1, MOST_BLOCKS);
-        ShapeRule { most_blocks: blocks.unwrap_or(share), threads, spare: 0 }
+        let share =
+            |per_sm| (per_sm * sm_count / 4 / sharers.max(1)).clamp(1, per_sm * MOST_BLOCKS);
+        let [most_blocks, most_small_blocks] = [1, 2].map(|per_sm| blocks.unwrap_or(share(per_sm)));
+        ShapeRule { most_blocks, most_small_blocks, threads, spare: 0 }
     }
 
     /// The same with a block to spare for fences: `land_rearmed` in `cuda/step.cuh`.
     pub fn with_spare_block(self) -> Self {
         ShapeRule { spare: 1, ..self }
+    }
+
+    /// The same for kernels of which a multiprocessor holds two blocks.
+    pub fn of_small_blocks(self) -> Self {
+        ShapeRule { most_blocks: self.most_small_blocks, ..self }
     }
 
     /// Blocks of a large step.
@@ -161,6 +171,11 @@ mod tests {
             }
         }
         assert_eq!(ShapeRule::new(132, 8, Some(40), None).most_blocks, 40);
+        // Of small blocks, two on a multiprocessor.
+        let small =
+            |sharers| ShapeRule::new(132, sharers, None, None).of_small_blocks().most_blocks;
+        assert_eq!([1, 2, 4, 8].map(small), [56, 33, 16, 8]);
+        assert_eq!(ShapeRule::new(132, 8, Some(40), None).of_small_blocks().most_blocks, 40);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Distance of the channels, and of the reports: words that different kernels write share no cache line.
-const STRIDE: usize = 128;
+const STRIDE: usize = 512;
 const CHANNELS_AT: usize = 256;
 const DEVICE_BYTES: usize = CHANNELS_AT + CHANNELS * STRIDE;
 /// In the host's page: the numbers 0, 1, 2, ..., of which one is copied over the sticky word.

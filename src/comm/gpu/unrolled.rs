@@ -51,6 +51,9 @@ impl UnrolledArgs {
     }
 }
 
+/// The most sends of kernels with `PER_SM` 2 in `cuda/kernels.cu`.
+const MOST_SMALL: usize = 7;
+
 /// Whether a call is free of what these kernels have no code for: other operations, and edges inside a pack.
 pub(super) fn may_be_unrolled(call: &Call) -> bool {
     let aligned = |at: usize| at.is_multiple_of(PACK_BYTES);
@@ -83,12 +86,15 @@ unsafe fn launch<F: HasKernels>(
         return Ok(false);
     };
     // THREADS and ROW_THREADS in cuda/kernels.cu.
-    let few = protocol == Protocol::Ll || (table.phases > 1 && step.rows == 0);
+    let few = protocol == Protocol::Ll || step.rows == 0;
     let most_threads = if few { FEWER_THREADS } else { ROW_THREADS };
     let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
-    shape.threads = shape.threads.min(most_threads);
     let args = match step.rows {
         0 => {
+            if protocol == Protocol::Sentinel && F::K <= MOST_SMALL {
+                shape = rule.of_small_blocks().shape(table, &step.geo, protocol, pack(step.count));
+            }
+            shape.threads = shape.threads.min(most_threads);
             let plain = step.op == Op::Sum as u32 && step.check == 0;
             let threads = u64::from(shape.blocks) * u64::from(shape.threads);
             form.lay_out(table, pack(step.count), plain.then_some(threads))
