@@ -139,8 +139,15 @@ impl<F: Fan> Unrolled<F> {
             form.lay_sends(index, sends, summed, slot)?;
             summed = form.lay_folds(index, table, folds, slot)?;
         }
-        form.short = phases.len() == 1 || form.is_two_shot();
+        form.short = if phases.len() == 1 { form.is_one_shot() } else { form.is_two_shot() };
         Some(form)
+    }
+
+    /// Whether the only phase sends to as many as it hears from, and sums: the kernels' own path for it does not count sends.
+    fn is_one_shot(&mut self) -> bool {
+        let sends = self.sends[0].iter().flatten().count();
+        let phase = self.args.phase(0);
+        *phase.fold == PL_FOLD_SUM && sends == phase.remote.count_ones() as usize
     }
 
     /// Whether the two phases are a reduce-scatter and an all-gather, for which the kernels have a path of their own.
