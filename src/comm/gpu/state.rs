@@ -182,7 +182,8 @@ impl DeviceState {
             let at = channel * STRIDE + std::mem::offset_of!(pl_channel, turn);
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&image[at..at + 8]);
-            pl_channel { turn: u64::from_ne_bytes(bytes), entered: 0, reserved: 0 }
+            let turn = u64::from_ne_bytes(bytes);
+            pl_channel { turn, ..pl_channel::idle_at(1) }
         };
         let steps = std::array::from_fn(|channel| word(channel).epoch());
         Ok((steps, (0..CHANNELS).any(|channel| word(channel).launch() != 0)))
