@@ -57,7 +57,7 @@ impl ShapeRule {
     /// for follows from it.
     pub fn new(sm_count: u32, sharers: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
         let share =
-            |per_sm| (per_sm * sm_count / 4 / sharers.max(1)).clamp(1, per_sm * MOST_BLOCKS);
+            |per_sm: u32| (per_sm * sm_count / 4 / sharers.max(1)).clamp(1, per_sm * MOST_BLOCKS);
         let [most_blocks, most_small_blocks] = [1, 2].map(|per_sm| blocks.unwrap_or(share(per_sm)));
         ShapeRule { most_blocks, most_small_blocks, threads, spare: 0 }
     }
@@ -237,7 +237,8 @@ mod tests {
     fn every_unit_has_a_block_and_blocks_are_no_more_than_the_rule_says() {
         for most_blocks in [1, 2, 3, 4, 8, 28, 256] {
             for spare in [0, 1] {
-                let rule = ShapeRule { most_blocks, threads: None, spare };
+                let rule =
+                    ShapeRule { most_blocks, most_small_blocks: most_blocks, threads: None, spare };
                 for rows in (1..40).chain([73, 1000]) {
                     for longest in [1, 2, 7, 33, 112, 128, 129, 360, 640, 887, 896, 1024, 2048] {
                         for most in [256, 512] {
