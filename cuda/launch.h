@@ -139,21 +139,11 @@ typedef struct {
   pl_record record; /* a copy of pl_state.record, by the kernel of this channel that set `abort` there */
 } pl_report;
 
-/* What a step leaves to the next one to arm again, where slabs are host memory: `packs` of each slot, and where in the
- * buffer that it used the slot begins. */
-#define PL_LATE_SLOTS 16
-typedef struct {
-  uint32_t slots, reserved;
-  uint32_t packs[PL_LATE_SLOTS];
-  uint64_t at[PL_LATE_SLOTS];
-} pl_late;
-
 /* One per channel, in the rank's own memory, never in the slab (which may be host memory). */
 typedef struct {
   uint64_t turn;    /* epoch of the next step << PL_TURN_BITS | of the launch in flight; 0 there when idle: step.cuh */
   uint32_t entered; /* blocks of the launch that have begun; 0 again once all have */
   uint32_t reserved;
-  pl_late late[2]; /* by the parity of the epoch */
 } pl_channel;
 
 /* Offsets into a slab, in bytes; the same on all ranks. Derived from the capacity and the schedule, never from the

@@ -92,7 +92,7 @@ PL_FN bool may_run(Step& s) {
 constexpr uint64_t TURN_ID_MASK = (uint64_t(1) << PL_TURN_ID_BITS) - 1;
 constexpr uint64_t TURN_MASK = (uint64_t(1) << PL_TURN_BITS) - 1;  // id and count; 0: idle
 constexpr uint64_t BLOCK_DONE = uint64_t(1) << PL_TURN_ID_BITS;
-static_assert(offsetof(pl_channel, late) <= 32, "one sector");
+static_assert(sizeof(pl_channel) <= 32, "one sector");
 static_assert(PL_MAX_BLOCKS <= 1u << (PL_TURN_BITS - PL_TURN_ID_BITS), "all blocks but one can be counted");
 
 // An id of a launch: eight bits of a hash of its number, and how many of them are 0 (a Berger code). So it is never 0,
@@ -256,29 +256,13 @@ PL_COLD void end_failed(const pl_step& a, uint64_t epoch) {
   fill_range<D>(s, all);
 }
 
-// The last block's part between its first sends and its first wait, where slabs are host memory that GPUs write. The
-// host gives that block no packs where there are blocks to spare, since all this takes a few round trips over the link:
-// - What this rank armed in the step before lands now at the latest: see protocol_sentinel.cuh. One thread's fence is
-//   enough: all of the step before happened before this launch, and all of the next launch happens after it.
-// - What the step before left to be armed (straight.cuh) is armed, behind the fence: by then the sends of the other
-//   blocks are on the link, and behind them it delays nobody. At the end of its own step it would hold up the end.
-// - This step leaves nothing, until it says otherwise: this thread is the one to say so.
-PL_COLD void land_and_rearm(const pl_step& a, uint64_t epoch) {
-  dev::fence_system();
-  pl_late* before = &a.channel->late[~epoch & 1];
-  const uint32_t slots = dev::local_load32(&before->slots);
-  const uint32_t armed[4] = {~0u, ~0u, ~0u, ~0u};
-  PL_ROLL
-  for (uint32_t k = 0; k < slots; ++k) {
-    const uint32_t packs = dev::local_load32(&before->packs[k]);
-    char* at = reinterpret_cast<char*>(dev::local_load64(&before->at[k]));
-    PL_ROLL
-    for (uint32_t j = dev::tid(); j < packs; j += dev::threads()) dev::post_4x32(at + j * PL_PACK_BYTES, armed);
-  }
-  if (dev::tid() == 0) dev::local_store32(&a.channel->late[epoch & 1].slots, 0);
-}
+// Between the first sends of a step and its first wait, where slabs are host memory that GPUs write: what this rank
+// armed again in the step before lands now at the latest. See protocol_sentinel.cuh. At the end of a step the fence
+// would cost its round trip over the link; here it would hold up the polls of whoever makes it, so the last block does,
+// to which the host gives nothing else to do where there are blocks to spare. One thread's fence is enough: all of the
+// step before happened before this launch, and all of the next launch happens after it.
 PL_FN void land_rearmed(const Step& s) {
-  if (PL_UNLIKELY(s.a.host_staged) && dev::block() == dev::blocks() - 1) land_and_rearm(s.a, s.epoch);
+  if (PL_UNLIKELY(s.a.host_staged) && dev::block() == dev::blocks() - 1) dev::fence_system();
 }
 
 // Every block that began ends here, with its own verdict.

@@ -92,20 +92,6 @@ struct Straight {
     for (uint32_t k = 0; k < N; ++k) Words::rearm_if(read >> k & 1, at(ph.at[k]));
   }
 
-  // Where slabs are host memory, arming again is left to the next step's last block; a step of at most PL_LATE_SLOTS
-  // slots can do so.
-  template <uint32_t PHASES>
-  PL_FN bool is_late() const {
-    return PHASES * LEAVES <= PL_LATE_SLOTS && PL_UNLIKELY(s.a.host_staged);
-  }
-  PL_FN bool says_what_is_late() const { return dev::block() == dev::blocks() - 1 && dev::tid() == 0; }
-  PL_FN void leave_late(uint32_t& slots, uint64_t slot, uint32_t packs) {
-    pl_late& late = s.a.channel->late[s.epoch & 1];
-    dev::local_store32(&late.packs[slots], packs);
-    dev::local_store64(&late.at[slots], slot + place - uint64_t(j) * Words::PACK_BYTES);
-    dev::local_store32(&late.slots, ++slots);
-  }
-
   // The leaves that arrive, and the rank's own, summed along the balanced tree (add_tree in fold.cuh).
   PL_FN bool sum(const Phase& ph, uint32_t wanted, dev::Raw& total) {
     const uint32_t own = ph.present & ~ph.remote;
@@ -144,14 +130,7 @@ struct Straight {
     dev::Raw total;
     if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;
     dev::pack_store_if(has, output(0), total);
-    const bool late = is_late<1>();
-    rearm<LEAVES>(ph, late ? 0 : wanted);
-    if (late && says_what_is_late()) {
-      uint32_t slots = 0;
-      PL_ROLL
-      for (uint32_t k = 0; k < LEAVES; ++k)
-        if (ph.remote >> k & 1) leave_late(slots, ph.at[k], u.widest);
-    }
+    rearm<LEAVES>(ph, wanted);
     return true;
   }
 
@@ -177,8 +156,7 @@ struct Straight {
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) send_to(collect, k, words);
     dev::pack_store_if(owns, output(scatter.item_first[0]), total);
-    const bool late = is_late<2>();
-    rearm<LEAVES>(scatter, late ? 0 : parts);
+    rearm<LEAVES>(scatter, parts);
     s.phase = 1;
     uint32_t theirs = 0;
     PL_EACH
@@ -190,16 +168,7 @@ struct Straight {
     if (PL_UNLIKELY(!gather(collect, theirs, raw))) return false;
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) dev::pack_store_if(theirs >> k & 1, output(collect.item_first[k]), raw[k]);
-    rearm<K>(collect, late ? 0 : theirs);
-    if (late && says_what_is_late()) {
-      uint32_t slots = 0;
-      PL_ROLL
-      for (uint32_t k = 0; k < LEAVES; ++k)
-        if (scatter.remote >> k & 1) leave_late(slots, scatter.at[k], scatter.item_packs[0]);
-      PL_ROLL
-      for (uint32_t k = 0; k < K; ++k)
-        if (collect.item_packs[k]) leave_late(slots, collect.at[k], collect.item_packs[k]);
-    }
+    rearm<K>(collect, theirs);
     return true;
   }
 };

@@ -14,7 +14,6 @@ pub const PL_TURN_ID_BITS: u32 = 12;
 pub const PL_TURN_BITS: u32 = 20;
 pub const PL_MAX_BLOCKS: u32 = 256;
 pub const PL_FOLD_STACK: u32 = 5;
-pub const PL_LATE_SLOTS: u32 = 16;
 pub const PL_UNROLLED_PHASES: u32 = 2;
 pub const PL_PROBE_BLOCKS: u32 = 16;
 pub const PL_PROBE_FLAGS: u32 = 3;
@@ -262,38 +261,19 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct pl_late {
-    pub slots: u32,
-    pub reserved: u32,
-    pub packs: [u32; 16usize],
-    pub at: [u64; 16usize],
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of pl_late"][::std::mem::size_of::<pl_late>() - 200usize];
-    ["Alignment of pl_late"][::std::mem::align_of::<pl_late>() - 8usize];
-    ["Offset of field: pl_late::slots"][::std::mem::offset_of!(pl_late, slots) - 0usize];
-    ["Offset of field: pl_late::reserved"][::std::mem::offset_of!(pl_late, reserved) - 4usize];
-    ["Offset of field: pl_late::packs"][::std::mem::offset_of!(pl_late, packs) - 8usize];
-    ["Offset of field: pl_late::at"][::std::mem::offset_of!(pl_late, at) - 72usize];
-};
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
 pub struct pl_channel {
     pub turn: u64,
     pub entered: u32,
     pub reserved: u32,
-    pub late: [pl_late; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_channel"][::std::mem::size_of::<pl_channel>() - 416usize];
+    ["Size of pl_channel"][::std::mem::size_of::<pl_channel>() - 16usize];
     ["Alignment of pl_channel"][::std::mem::align_of::<pl_channel>() - 8usize];
     ["Offset of field: pl_channel::turn"][::std::mem::offset_of!(pl_channel, turn) - 0usize];
     ["Offset of field: pl_channel::entered"][::std::mem::offset_of!(pl_channel, entered) - 8usize];
     ["Offset of field: pl_channel::reserved"]
         [::std::mem::offset_of!(pl_channel, reserved) - 12usize];
-    ["Offset of field: pl_channel::late"][::std::mem::offset_of!(pl_channel, late) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

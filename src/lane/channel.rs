@@ -5,9 +5,7 @@ use crate::launch::{pl_channel, PL_TURN_BITS};
 impl pl_channel {
     /// A channel that nothing runs on, whose next step has this epoch.
     pub fn idle_at(epoch: u64) -> Self {
-        // SAFETY: integers, for which zero is a value.
-        let idle: pl_channel = unsafe { std::mem::zeroed() };
-        pl_channel { turn: epoch << PL_TURN_BITS, ..idle }
+        pl_channel { turn: epoch << PL_TURN_BITS, entered: 0, reserved: 0 }
     }
 
     /// The epoch of the next step, or of the one in flight.

@@ -86,11 +86,12 @@ impl ShapeRule {
         packs: u64,
     ) -> Shape {
         let longest = longest_piece(table, packs).max(1);
-        let enough = |threads: &u32| longest <= u64::from(self.most_blocks) * u64::from(*threads);
+        let most = u64::from(self.most_blocks.saturating_sub(self.spare).max(1));
+        let enough = |threads: &u32| longest <= most * u64::from(*threads);
         let from = usize::from(table.phases < 2);
         let threads = THREADS[from..].iter().copied().find(enough).unwrap_or(FEWER_THREADS);
         let threads = self.threads.unwrap_or(threads);
-        let busy = longest.div_ceil(threads.into());
+        let busy = longest.div_ceil(threads.into()).min(most);
         let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
         let mut chunk = u64::from(threads);
         if protocol == Protocol::Flagged {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Distance of the channels, and of the reports: words that different kernels write share no cache line.
-const STRIDE: usize = 512;
+const STRIDE: usize = 128;
 const CHANNELS_AT: usize = 256;
 const DEVICE_BYTES: usize = CHANNELS_AT + CHANNELS * STRIDE;
 /// In the host's page: the numbers 0, 1, 2, ..., of which one is copied over the sticky word.
@@ -182,8 +182,7 @@ impl DeviceState {
             let at = channel * STRIDE + std::mem::offset_of!(pl_channel, turn);
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&image[at..at + 8]);
-            let turn = u64::from_ne_bytes(bytes);
-            pl_channel { turn, ..pl_channel::idle_at(1) }
+            pl_channel { turn: u64::from_ne_bytes(bytes), entered: 0, reserved: 0 }
         };
         let steps = std::array::from_fn(|channel| word(channel).epoch());
         Ok((steps, (0..CHANNELS).any(|channel| word(channel).launch() != 0)))
