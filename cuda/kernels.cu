@@ -39,6 +39,8 @@ struct FlaggedOf : Flagged {};
 constexpr unsigned THREADS = 256;
 // One with a norm has much to do for a pack, and few multiprocessors for the packs of a row.
 constexpr unsigned ROW_THREADS = 512;
+// Its largest, after two phases of eight ranks, would spill with more.
+constexpr unsigned LARGEST_ROW_THREADS = 384;
 
 }  // namespace
 
@@ -93,13 +95,13 @@ constexpr unsigned ROW_THREADS = 512;
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                          \
     PL_NAMESPACE::all_reduce_add_rms_norm_unrolled<D, P<D>, K, PHASES>(u);                            \
   }
-#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, THREADS)     \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS) \
-  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, THREADS)
+#define PL_UNROLLED_NORM_KERNELS(D, name, P, proto, THREADS, LARGEST) \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 1, one, THREADS)      \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 1, one, THREADS)      \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 1, one, THREADS)      \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 1, 2, two, THREADS)      \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)      \
+  PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, LARGEST)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \
@@ -114,16 +116,16 @@ constexpr unsigned ROW_THREADS = 512;
   PL_FUSED_KERNEL(D, name, P, proto, 8, 7)   \
   PL_FUSED_KERNEL(D, name, P, proto, 1, any)
 
-#define PL_FUSED(D, name)                                              \
-  PL_FUSED_PROTOCOL(D, name, LlOf, ll)                                 \
-  PL_FUSED_PROTOCOL(D, name, SentinelOf, sentinel)                     \
-  PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                       \
-  PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll, THREADS)                 \
-  PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel, ROW_THREADS) \
-  extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)         \
-      pl_add_rms_norm_##name(const __grid_constant__ pl_step step) {   \
-    PL_NAMESPACE::dev::after_predecessor(step.dependents);             \
-    PL_NAMESPACE::add_rms_norm<D>(step);                               \
+#define PL_FUSED(D, name)                                                                   \
+  PL_FUSED_PROTOCOL(D, name, LlOf, ll)                                                      \
+  PL_FUSED_PROTOCOL(D, name, SentinelOf, sentinel)                                          \
+  PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                                            \
+  PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll, THREADS, THREADS)                             \
+  PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel, ROW_THREADS, LARGEST_ROW_THREADS) \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)                              \
+      pl_add_rms_norm_##name(const __grid_constant__ pl_step step) {                        \
+    PL_NAMESPACE::dev::after_predecessor(step.dependents);                                  \
+    PL_NAMESPACE::add_rms_norm<D>(step);                                                    \
   }
 
 PL_FUSED(Bf16, bf16)

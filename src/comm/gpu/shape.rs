@@ -13,6 +13,8 @@ const FEW_THREADS: u32 = 128;
 const THREADS: [u32; 3] = [64, FEW_THREADS, FEWER_THREADS];
 /// Most threads of a block that norms rows: ROW_THREADS of cuda/kernels.cu.
 pub(super) const ROW_THREADS: u32 = 512;
+/// The same of the largest: LARGEST_ROW_THREADS there.
+pub(super) const LARGEST_ROW_THREADS: u32 = 384;
 /// The same of kernels that need more registers: THREADS there.
 pub(super) const FEWER_THREADS: u32 = 256;
 /// Threads whose packs a block keeps (KEEPERS in cuda/dev.cuh), and groups of threads that share them (cuda/spread_norm.cuh).

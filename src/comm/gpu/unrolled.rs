@@ -2,7 +2,7 @@
 
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
-use super::shape::{Shape, ShapeRule, FEWER_THREADS, ROW_THREADS};
+use super::shape::{Shape, ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS};
 use crate::comm::call::Call;
 use crate::error::Result;
 use crate::lane::Unrolled;
@@ -85,9 +85,12 @@ unsafe fn launch<F: HasKernels>(
     else {
         return Ok(false);
     };
-    // THREADS and ROW_THREADS in cuda/kernels.cu.
-    let few = protocol == Protocol::Ll || step.rows == 0;
-    let most_threads = if few { FEWER_THREADS } else { ROW_THREADS };
+    // As cuda/kernels.cu has it.
+    let most_threads = match (step.rows, protocol, table.phases) {
+        (0, ..) | (_, Protocol::Ll, _) => FEWER_THREADS,
+        (_, _, 2) if F::K >= MOST_SMALL => LARGEST_ROW_THREADS,
+        _ => ROW_THREADS,
+    };
     let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
     let args = match step.rows {
         0 => {
