@@ -25,7 +25,7 @@
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
-//   (and its host) share now_ns pause launch_id square_root
+//   (and its host) share now_ns pause launch_id square_root set_bits lowest_bit in_register
 //
 // -DPL_DEV_BACKEND='"file"' replaces the CPU back end by the one in that file.
 #ifndef PEERLANE_DEV_CUH

@@ -17,9 +17,8 @@
 //
 // All but the probe may be launched programmatically (dev::after_predecessor).
 //
-// Launch shape: blockDim up to THREADS (pl_add_rms_norm and pl_unrolled_<K>_norm_<dtype>_sentinel_<phases>:
-// ROW_THREADS), a multiple of 32, no dynamic shared memory. All blocks of all ranks that share a GPU must be resident
-// together, because a block waits for what other ranks' blocks send.
+// Launch shape: blockDim up to what the launch bounds below say, a multiple of 32, no dynamic shared memory. All blocks
+// of all ranks that share a GPU must be resident together, because a block waits for what other ranks' blocks send.
 #include "all_reduce.cuh"
 #include "probe.cuh"
 #include "unrolled.cuh"
@@ -37,6 +36,8 @@ struct FlaggedOf : Flagged {};
 
 // A kernel with many operands in flight needs the registers: 65536 / THREADS each.
 constexpr unsigned THREADS = 256;
+// Those that have the short path (straight.cuh) need fewer.
+constexpr unsigned SMALL_THREADS = 512;
 // One with a norm has much to do for a pack, and few multiprocessors for the packs of a row.
 constexpr unsigned ROW_THREADS = 512;
 // Its largest, after two phases of eight ranks, would spill with more.
@@ -59,35 +60,34 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_KERNEL(D, name, P, proto, true, 16, 15) \
   PL_KERNEL(D, name, P, proto, false, 1, any)
 
-#define PL_HOT(D, name)                                 \
-  PL_HOT_WORDS(D, name, LlOf, ll)                       \
-  PL_HOT_WORDS(D, name, SentinelOf, sentinel)           \
-  PL_HOT_WORDS(D, name, FlaggedOf, flagged)             \
-  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1)    \
-  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3)    \
-  PL_UNROLLED_KERNELS(D, name, LlOf, ll, 1)             \
-  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel, 2) \
-  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, 1, 15, 2, two)
+#define PL_HOT(D, name)                                             \
+  PL_HOT_WORDS(D, name, LlOf, ll)                                   \
+  PL_HOT_WORDS(D, name, SentinelOf, sentinel)                       \
+  PL_HOT_WORDS(D, name, FlaggedOf, flagged)                         \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1)                \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3)                \
+  PL_UNROLLED_KERNELS(D, name, LlOf, ll, THREADS)                   \
+  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel, SMALL_THREADS) \
+  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, THREADS, 15, 2, two)
 
 #define PL_OTHER(D, name)                     \
   PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
   PL_KERNEL(D, name, FlaggedOf, flagged, false, 1, any)
 
-// PER_SM: blocks that a multiprocessor holds at least, which the host counts on (src/comm/gpu/shape.rs).
-#define PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, K, PHASES, phases)                         \
-  extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)                                  \
+#define PL_UNROLLED_KERNEL(D, name, P, proto, THREADS, K, PHASES, phases)                        \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
       pl_unrolled_##K##_##name##_##proto##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                     \
     PL_NAMESPACE::all_reduce_unrolled<D, P<D>, K, PHASES>(u);                                    \
   }
-#define PL_UNROLLED_KERNELS(D, name, P, proto, PER_SM)     \
-  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 1, 1, one) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 3, 1, one) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 7, 1, one) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, 1, 15, 1, one)     \
-  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 1, 2, two) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 3, 2, two) \
-  PL_UNROLLED_KERNEL(D, name, P, proto, PER_SM, 7, 2, two)
+#define PL_UNROLLED_KERNELS(D, name, P, proto, SMALL)        \
+  PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 1, 1, one)    \
+  PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 3, 1, one)    \
+  PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 7, 1, one)    \
+  PL_UNROLLED_KERNEL(D, name, P, proto, THREADS, 15, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 1, 2, two)    \
+  PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 3, 2, two)    \
+  PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 7, 2, two)
 
 #define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K, PHASES, phases, THREADS)                        \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                            \

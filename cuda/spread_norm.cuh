@@ -58,7 +58,7 @@ struct SpreadNorm {
   PL_FN void each_place(uint32_t row, uint32_t j, From from, Use use) {
     Span next;
     dev::Raw loaded;
-    bool on = steps.place(group, row, j, next);
+    bool on = group < Steps::PLACES && steps.place(group, row, j, next);
     if (on) dev::pack_load(loaded, from(next));
     PL_ROLL
     for (uint32_t at = group; at < Steps::PLACES; at += groups) {

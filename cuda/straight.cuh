@@ -1,5 +1,6 @@
-// The hottest path: `one_shot` and `two_shot` by a word protocol, where every thread has at most one pack of each
-// piece.
+// The hottest path: sums by `one_shot`, and by `two_shot` and `dual_owner` (a reduce-scatter, then an all-gather), over
+// `sentinel`, where every thread has at most one pack of each piece. The host says which launches are of this kind
+// (pl_unrolled_*.straight). `ll` is for types without it, whose messages are small; its tags take twice the registers.
 //
 // It does what Unrolled does (unrolled.cuh), pack for pack and in the same order, without a loop or a branch between
 // the first load and the last store: what a thread has no part in is switched off by a predicate. At these sizes a step

@@ -19,7 +19,8 @@
 
 namespace PL_NAMESPACE {
 
-// Which packs this thread takes. Without rows the grid takes turns over a piece. Rows are tiles, and one block's each.
+// Which packs this thread takes. Without rows the grid takes turns over a piece. Rows are tiles, and one block's each:
+// that is for CPUs, GPUs spread them (spread.cuh).
 template <bool ROWS>
 struct Turns {
   uint32_t row, rows, row_step;  // ROWS

@@ -443,13 +443,13 @@ fn ranks_may_differ_in_the_switch() {
 #[test]
 fn kernels_that_would_not_fit_twice_run_one_after_the_other() {
     in_child("kernels_that_would_not_fit_twice_run_one_after_the_other", &[KERNELS], || {
-        // All on one GPU of 132 multiprocessors that hold 32 such blocks each: two kernels of each rank take a quarter, or more.
-        for (blocks, fits) in [(176, true), (177, false)] {
+        // All on one GPU of 132 multiprocessors that hold 4 such blocks each: two kernels of each rank fit it, or do not.
+        for (blocks, fits) in [(88, true), (89, false)] {
             let n = 3;
             let slab_bytes = Some(64 << 20);
             let config =
-                Config { blocks: Some(blocks), threads: Some(32), slab_bytes, ..config(n) };
-            let large = case(DType::F32, Op::Sum, 100_000, 7);
+                Config { blocks: Some(blocks), threads: Some(512), slab_bytes, ..config(n) };
+            let large = case(DType::F32, Op::Sum, 200_000, 7);
             let bits = large.expected(n, &config).unwrap();
             on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
                 let rank = Rank::new(&comm, 0, large.bytes()).unwrap();

@@ -102,7 +102,7 @@ pub struct Unrolled<F> {
     items: [[Option<u8>; RANKS]; PHASES],
     /// Whether `cuda/straight.cuh` has a path for it.
     short: bool,
-    /// The tile for which the packs stand, and whether it is a row.
+    /// The tile for which the packs stand.
     laid_out: Option<u64>,
 }
 

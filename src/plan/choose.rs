@@ -38,8 +38,9 @@ const CPU_PAIR: BySize<'static> =
     &[(64 << 10, Algorithm::OneShot), (usize::MAX, Algorithm::TwoShot)];
 
 /// GPUs in one island: so many bytes that a GPU sends in one hop, (n-1) times the message, cost as much as a second hop.
-/// Measured with ranks that share an H200: over 8 of them 56 KiB take 6.1 us in one hop and 7.0 in two, 112 KiB 8.9 and 7.1;
-/// over 4 112 KiB take 4.4 and 5.3, 448 KiB 12.3 and 7.5.
+/// Measured with ranks that share an H200, between foreign kernels: over 8 of them 56 KiB take 5.1 us in one hop and 5.5 in
+/// two, 112 KiB 6.9 and 5.9; over 4 112 KiB take 3.7 and 4.3, 448 KiB 9.4 and 5.7. Back to back, where the next kernel starts
+/// early, two hops gain more: 8 ranks and 56 KiB 5.4 and 4.2.
 const ONE_HOP_BYTES: usize = 400 << 10;
 
 /// GPUs in several islands: first the hops count, then the bytes that cross, then the fan-out.
@@ -88,7 +89,7 @@ pub fn choose(device: DeviceKind, islands: &Islands, bytes: usize, dtype: DType)
 }
 
 /// The same where slabs are host memory. Measured over the link of an H200, two ranks in one hop: 14 KiB take 13 us by `ll`,
-/// 9 by `flagged` and 6 by `sentinel`.
+/// 8 by `flagged` and 5 by `sentinel`.
 const HOST_STAGED_LL_BYTES: usize = 4 << 10;
 /// Up to here `sentinel` has been measured, and led: 448 KiB take 43 us, by `flagged` 45.
 const HOST_STAGED_SENTINEL_BYTES: usize = 512 << 10;

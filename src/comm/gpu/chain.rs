@@ -18,7 +18,8 @@
 //!   node which this rank has recorded from code that waits.
 //! - A foreign kernel behind ours must not start early either. On a GPU that ranks share it may take the room that a peer's
 //!   kernel needs, which ours waits for. So a kernel lets nobody start until a kernel of ours has been seen behind it; the
-//!   last one of a graph never does. (One launched as usual behind a kernel that lets others start waits for all of it.)
+//!   last one of a graph never does. (One launched as usual behind a kernel that lets others start waits for all of it. One
+//!   that a program has forked off in between by hand, with that attribute, starts early too: no data is wrong for it.)
 //!
 //! # What the code must be
 //!
@@ -86,29 +87,31 @@ struct Grid {
 pub(super) struct Room {
     sm_count: u32,
     sharers: u32,
+    /// Somebody has said how many blocks a launch has, and so given up room for calls on all channels.
+    pinned: bool,
 }
 
 impl Room {
     /// On a GPU of `sm_count` multiprocessors that `sharers` ranks use; none where a GPU cannot launch programmatically.
-    pub fn new(capability: (u32, u32), sm_count: u32, sharers: u32) -> Option<Self> {
-        (capability >= FIRST_CAPABILITY).then_some(Room { sm_count, sharers })
+    pub fn new(capability: (u32, u32), sm_count: u32, sharers: u32, pinned: bool) -> Option<Self> {
+        (capability >= FIRST_CAPABILITY).then_some(Room { sm_count, sharers, pinned })
     }
 
     /// Whether two kernels fit at once, on every rank that shares the GPU. A kernel that started early keeps its place until
     /// its predecessor is done, which waits for peers' kernels; were these to find no room beside it, all would wait for
     /// ever.
     ///
-    /// The pairs of all ranks may take a channel's quarter of what the multiprocessors hold. Then replays on c of the four
-    /// channels have room whatever runs on the others: unchained kernels, even with a multiprocessor for each block, take a
-    /// quarter of the multiprocessors a channel at most (`ShapeRule`), and the rest holds c quarters of blocks like these,
-    /// however they are spread: while there are fewer, some multiprocessor has room for one more. An unchained kernel may find
-    /// no whole multiprocessor until a replay beside it ends; the replay does not wait for it, so it does end. All this is for
-    /// blocks as `ShapeRule` gives them, not for more that somebody asked for.
+    /// The pairs of all ranks may take a quarter of the GPU, as launches do that are no pairs (`ShapeRule`): then there is room
+    /// for calls on all channels, whatever their kernels need. Where blocks are pinned, the pairs of one channel must fit, and
+    /// that is all.
     fn holds(&self, running: Grid, early: Grid) -> bool {
         let wide = |n: u32| u128::from(n);
         let pairs = (wide(running.blocks) + wide(early.blocks)) * wide(self.sharers);
         let fewest = running.per_sm.min(early.per_sm);
-        pairs * CHANNELS as u128 <= wide(self.sm_count) * wide(fewest)
+        match self.pinned {
+            true => pairs <= wide(self.sm_count) * wide(fewest),
+            false => fewest > 0 && pairs * CHANNELS as u128 <= wide(self.sm_count),
+        }
     }
 }
 
@@ -252,34 +255,35 @@ mod tests {
     #[test]
     fn gpus_before_hopper_have_no_programmatic_launches() {
         for old in [(7, 5), (8, 0), (8, 9)] {
-            assert_eq!(Room::new(old, 132, 1), None);
+            assert_eq!(Room::new(old, 132, 1, false), None);
         }
         for new in [(9, 0), (10, 0), (12, 0)] {
-            assert!(Room::new(new, 132, 1).is_some());
+            assert!(Room::new(new, 132, 1, false).is_some());
         }
     }
 
     #[test]
     fn two_kernels_of_every_rank_fit_in_a_channels_share_of_the_gpu() {
-        let room = |sharers| Room { sm_count: 132, sharers };
-        assert!(room(1).holds(grid(28, 2), grid(28, 4)));
-        assert!(room(8).holds(grid(4, 4), grid(4, 2)));
-        assert!(room(8).holds(grid(7, 4), grid(7, 4)));
-        assert!(!room(8).holds(grid(7, 3), grid(7, 4)));
+        let room = |sharers| Room { sm_count: 132, sharers, pinned: false };
+        assert!(room(1).holds(grid(14, 1), grid(19, 4)));
+        assert!(!room(1).holds(grid(14, 8), grid(20, 8)));
+        assert!(room(8).holds(grid(2, 4), grid(2, 4)));
+        assert!(!room(8).holds(grid(2, 8), grid(3, 8)));
         assert!(!room(1).holds(grid(2, 8), grid(1024, 8)), "a norm of many rows");
+        assert!(!room(1).holds(grid(1, 0), grid(1, 1)), "what cannot be told has no room");
     }
 
     #[test]
-    fn kernels_that_fill_a_multiprocessor_must_fit_on_every_channel_at_once() {
-        let room = Room { sm_count: 132, sharers: 1 };
-        assert!(room.holds(grid(16, 1), grid(16, 8)));
-        assert!(!room.holds(grid(28, 8), grid(28, 1)));
+    fn where_blocks_are_pinned_one_channels_kernels_must_fit() {
+        let room = Room { sm_count: 132, sharers: 8, pinned: true };
+        assert!(room.holds(grid(16, 2), grid(17, 2)));
+        assert!(!room.holds(grid(17, 2), grid(17, 2)));
         assert!(!room.holds(grid(1, 0), grid(1, 1)), "what cannot be told has no room");
     }
 
     #[test]
     fn no_number_of_blocks_is_taken_for_another() {
-        let room = Room { sm_count: 1, sharers: u32::MAX };
+        let room = Room { sm_count: 1, sharers: u32::MAX, pinned: false };
         assert!(!room.holds(grid(u32::MAX, 1), grid(u32::MAX, 1)));
     }
 }

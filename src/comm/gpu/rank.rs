@@ -413,7 +413,8 @@ impl GpuRank {
                     let packs = (count * call.dtype.size() as u64).div_ceil(PACK_BYTES as u64);
                     // The shape asks for the tile; pieces are parts, so it has as many times the packs of one.
                     let packs = packs * parts.map_or(1, |_| u64::from(plan.table.pieces));
-                    self.parts.rule.shape(&plan.table, &args.step.geo, protocol, packs)
+                    let geo = &args.step.geo;
+                    self.parts.rule.shape(&plan.table, geo, protocol, packs, FEWER_THREADS)
                 }
             };
             args.step.chunk_packs = shape.chunk_packs;

@@ -275,7 +275,8 @@ impl Setting<'_> {
         // A kernel of an older family of code, or a GPU that cannot, is found out per kernel and here.
         let capability = self.context.device().facts().compute_capability;
         let wanted = self.config.programmatic;
-        let room = Room::new(capability, sm_count, most_sharers).filter(|_| wanted);
+        let pinned = self.agreed.blocks.is_some();
+        let room = Room::new(capability, sm_count, most_sharers, pinned).filter(|_| wanted);
         let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
         let peers = Mutex::new(peers);
         let placement = self.placement.clone();

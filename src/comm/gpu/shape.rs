@@ -10,12 +10,13 @@ const MOST_BLOCKS: u32 = 28;
 const FEW_THREADS: u32 = 128;
 /// Threads of a block, as many as leave a pack of each piece to a thread: few, so that more multiprocessors share the work. Pieces
 /// of two phases are short, and a thread has a pack of each.
-const THREADS: [u32; 3] = [64, FEW_THREADS, FEWER_THREADS];
+const THREADS: [u32; 4] = [64, FEW_THREADS, FEWER_THREADS, SMALL_THREADS];
 /// Most threads of a block that norms rows: ROW_THREADS of cuda/kernels.cu.
 pub(super) const ROW_THREADS: u32 = 512;
 /// The same of the largest: LARGEST_ROW_THREADS there.
 pub(super) const LARGEST_ROW_THREADS: u32 = 384;
-/// The same of kernels that need more registers: THREADS there.
+/// The same of kernels that need few registers, and of those that need more: SMALL_THREADS and THREADS there.
+pub(super) const SMALL_THREADS: u32 = 512;
 pub(super) const FEWER_THREADS: u32 = 256;
 /// Threads whose packs a block keeps (KEEPERS in cuda/dev.cuh), and groups of threads that share them (cuda/spread_norm.cuh).
 const MOST_KEEPERS: u32 = 256;
@@ -29,8 +30,6 @@ const CHUNKS_IN_FLIGHT: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShapeRule {
     most_blocks: u32,
-    /// The same of kernels of which a multiprocessor holds two blocks whatever else: PER_SM in cuda/kernels.cu.
-    most_small_blocks: u32,
     threads: Option<u32>,
     /// Blocks beside those that have packs.
     spare: u32,
@@ -54,14 +53,11 @@ pub(super) struct Spread {
 
 impl ShapeRule {
     /// For a GPU of `sm_count` multiprocessors that `sharers` ranks use: together they take a quarter at most, so that calls on
-    /// all channels are resident at once, unless `blocks` says otherwise. (A kernel that needs a whole multiprocessor for a block
-    /// may find none before small ones beside it are done, which do not wait for it.) The same on all ranks: what a flag stands
-    /// for follows from it.
+    /// all channels are resident at once, unless `blocks` says otherwise. A block counts as a multiprocessor, whatever it
+    /// needs: beside a smaller one a large one may find no room. The same on all ranks: what a flag stands for follows from it.
     pub fn new(sm_count: u32, sharers: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
-        let share =
-            |per_sm: u32| (per_sm * sm_count / 4 / sharers.max(1)).clamp(1, per_sm * MOST_BLOCKS);
-        let [most_blocks, most_small_blocks] = [1, 2].map(|per_sm| blocks.unwrap_or(share(per_sm)));
-        ShapeRule { most_blocks, most_small_blocks, threads, spare: 0 }
+        let share = (sm_count / 4 / sharers.max(1)).clamp(1, MOST_BLOCKS);
+        ShapeRule { most_blocks: blocks.unwrap_or(share), threads, spare: 0 }
     }
 
     /// The same with a block to spare for fences: `land_rearmed` in `cuda/step.cuh`.
@@ -69,30 +65,28 @@ impl ShapeRule {
         ShapeRule { spare: 1, ..self }
     }
 
-    /// The same for kernels of which a multiprocessor holds two blocks.
-    pub fn of_small_blocks(self) -> Self {
-        ShapeRule { most_blocks: self.most_small_blocks, ..self }
-    }
-
     /// Blocks of a large step.
     pub fn most_blocks(&self) -> u32 {
         self.most_blocks
     }
 
-    /// For a step of `packs` packs: one pack of each piece per thread while there are blocks for it.
+    /// For a step of `packs` packs: one pack of each piece per thread while there are blocks of at most so many threads for it.
     pub fn shape(
         &self,
         table: &pl_table,
         geometry: &pl_geometry,
         protocol: Protocol,
         packs: u64,
+        most_threads: u32,
     ) -> Shape {
         let longest = longest_piece(table, packs).max(1);
         let most = u64::from(self.most_blocks.saturating_sub(self.spare).max(1));
-        let enough = |threads: &u32| longest <= most * u64::from(*threads);
+        // Half of the blocks if more threads make it do: then two kernels of a rank fit its share (chain.rs).
+        let room = |blocks: u64| move |threads: &&u32| longest <= blocks * u64::from(**threads);
         let from = usize::from(table.phases < 2);
-        let threads = THREADS[from..].iter().copied().find(enough).unwrap_or(FEWER_THREADS);
-        let threads = self.threads.unwrap_or(threads);
+        let sizes = || THREADS[from..].iter().filter(|threads| **threads <= most_threads);
+        let threads = sizes().find(room(most / 2)).or_else(|| sizes().find(room(most)));
+        let threads = self.threads.or(threads.copied()).unwrap_or(most_threads).min(most_threads);
         let busy = longest.div_ceil(threads.into()).min(most);
         let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
         let mut chunk = u64::from(threads);
@@ -161,7 +155,7 @@ mod tests {
         let (mut table, mut geometry): (pl_table, pl_geometry) = unsafe { std::mem::zeroed() };
         (table.pieces, table.cut_den, table.cut_num[1]) = (1, 1, 1);
         geometry.flag_chunks = 32;
-        rule.shape(&table, &geometry, protocol, packs)
+        rule.shape(&table, &geometry, protocol, packs, FEWER_THREADS)
     }
 
     #[test]
@@ -174,11 +168,6 @@ mod tests {
             }
         }
         assert_eq!(ShapeRule::new(132, 8, Some(40), None).most_blocks, 40);
-        // Of small blocks, two on a multiprocessor.
-        let small =
-            |sharers| ShapeRule::new(132, sharers, None, None).of_small_blocks().most_blocks;
-        assert_eq!([1, 2, 4, 8].map(small), [56, 33, 16, 8]);
-        assert_eq!(ShapeRule::new(132, 8, Some(40), None).of_small_blocks().most_blocks, 40);
     }
 
     #[test]
@@ -187,7 +176,7 @@ mod tests {
         let shape = |packs| step(rule, Protocol::Sentinel, packs);
         assert_eq!(shape(1), Shape { blocks: 1, threads: 128, chunk_packs: 128 });
         assert_eq!(shape(896), Shape { blocks: 7, threads: 128, chunk_packs: 128 });
-        assert_eq!(shape(3584), Shape { blocks: 28, threads: 128, chunk_packs: 128 });
+        assert_eq!(shape(3584), Shape { blocks: 14, threads: 256, chunk_packs: 256 });
         assert_eq!(shape(7168), Shape { blocks: 28, threads: 256, chunk_packs: 256 });
         let bulk = step(rule, Protocol::Flagged, 1 << 20);
         assert!(u64::from(bulk.chunk_packs) * 32 >= 1 << 20, "the flags are enough: {bulk:?}");
@@ -196,7 +185,7 @@ mod tests {
         let (mut table, geometry): (pl_table, pl_geometry) = unsafe { std::mem::zeroed() };
         (table.phases, table.pieces, table.cut_den) = (2, 2, 2);
         table.cut_num[1..3].copy_from_slice(&[1, 2]);
-        let shape = rule.shape(&table, &geometry, Protocol::Sentinel, 896);
+        let shape = rule.shape(&table, &geometry, Protocol::Sentinel, 896, SMALL_THREADS);
         assert_eq!(shape, Shape { blocks: 7, threads: 64, chunk_packs: 64 });
     }
 
@@ -240,8 +229,7 @@ mod tests {
     fn every_unit_has_a_block_and_blocks_are_no_more_than_the_rule_says() {
         for most_blocks in [1, 2, 3, 4, 8, 28, 256] {
             for spare in [0, 1] {
-                let rule =
-                    ShapeRule { most_blocks, most_small_blocks: most_blocks, threads: None, spare };
+                let rule = ShapeRule { most_blocks, threads: None, spare };
                 for rows in (1..40).chain([73, 1000]) {
                     for longest in [1, 2, 7, 33, 112, 128, 129, 360, 640, 887, 896, 1024, 2048] {
                         for most in [256, 512] {

@@ -2,7 +2,9 @@
 
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
-use super::shape::{Shape, ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS};
+use super::shape::{
+    Shape, ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
+};
 use crate::comm::call::Call;
 use crate::error::Result;
 use crate::lane::Unrolled;
@@ -51,8 +53,9 @@ impl UnrolledArgs {
     }
 }
 
-/// The most sends of kernels with `PER_SM` 2 in `cuda/kernels.cu`.
+/// The most sends of kernels of `SMALL_THREADS` in `cuda/kernels.cu`, and of those with a norm.
 const MOST_SMALL: usize = 7;
+const LARGEST_WITH_NORM: usize = 7;
 
 /// Whether a call is free of what these kernels have no code for: other operations, and edges inside a pack.
 pub(super) fn may_be_unrolled(call: &Call) -> bool {
@@ -86,18 +89,17 @@ unsafe fn launch<F: HasKernels>(
         return Ok(false);
     };
     // As cuda/kernels.cu has it.
+    let small = protocol == Protocol::Sentinel && F::K <= MOST_SMALL;
     let most_threads = match (step.rows, protocol, table.phases) {
+        (0, ..) if small => SMALL_THREADS,
         (0, ..) | (_, Protocol::Ll, _) => FEWER_THREADS,
-        (_, _, 2) if F::K >= MOST_SMALL => LARGEST_ROW_THREADS,
+        (_, _, 2) if F::K >= LARGEST_WITH_NORM => LARGEST_ROW_THREADS,
         _ => ROW_THREADS,
     };
     let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
     let args = match step.rows {
         0 => {
-            if protocol == Protocol::Sentinel && F::K <= MOST_SMALL {
-                shape = rule.of_small_blocks().shape(table, &step.geo, protocol, pack(step.count));
-            }
-            shape.threads = shape.threads.min(most_threads);
+            shape = rule.shape(table, &step.geo, protocol, pack(step.count), most_threads);
             let plain = step.op == Op::Sum as u32 && step.check == 0;
             let threads = u64::from(shape.blocks) * u64::from(shape.threads);
             form.lay_out(table, pack(step.count), plain.then_some(threads))
