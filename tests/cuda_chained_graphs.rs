@@ -154,8 +154,10 @@ fn the_fused_operation_and_the_norm_by_itself_are_links_of_the_chain() {
     in_child(name, &[KERNELS], || {
         let n = 2;
         let rows = Rows { rows: 2, width: 7168, dtype: DType::BF16, seed: 1 };
-        let bits = rows.expected(n, &config(n)).unwrap();
-        on_ranks(Communicator::create_local(n, &config(n)).unwrap(), |comm| {
+        // As many as the share of a GPU that two ranks have would not hold twice.
+        let config = Config { blocks: Some(14), ..config(n) };
+        let bits = rows.expected(n, &config).unwrap();
+        on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 1 << 16).unwrap();
             // The second takes two kernels: the sum, and the norm behind it.
             let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
@@ -443,13 +445,13 @@ fn ranks_may_differ_in_the_switch() {
 #[test]
 fn kernels_that_would_not_fit_twice_run_one_after_the_other() {
     in_child("kernels_that_would_not_fit_twice_run_one_after_the_other", &[KERNELS], || {
-        // All on one GPU of 132 multiprocessors that hold 4 such blocks each: two kernels of each rank fit it, or do not.
-        for (blocks, fits) in [(88, true), (89, false)] {
-            let n = 3;
-            let slab_bytes = Some(64 << 20);
+        // All on one GPU of 132 multiprocessors that hold 8 such blocks each: two kernels of each rank fit it, or do not.
+        for (blocks, fits) in [(132, true), (133, false)] {
+            let n = 4;
+            let slab_bytes = Some(128 << 20);
             let config =
-                Config { blocks: Some(blocks), threads: Some(512), slab_bytes, ..config(n) };
-            let large = case(DType::F32, Op::Sum, 200_000, 7);
+                Config { blocks: Some(blocks), threads: Some(256), slab_bytes, ..config(n) };
+            let large = case(DType::F32, Op::Sum, 600_000, 7);
             let bits = large.expected(n, &config).unwrap();
             on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
                 let rank = Rank::new(&comm, 0, large.bytes()).unwrap();
