@@ -453,7 +453,7 @@ mod tests {
                         (0..units).step_by(101).chain((1..=rows).map(|row| row * widest - 1))
                     {
                         for unit in [unit, (unit + 1).min(units - 1)] {
-                            let row = if magic == 0 { unit } else { unit * magic >> 32 };
+                            let row = if magic == 0 { unit } else { (unit * magic) >> 32 };
                             assert_eq!(row, unit / widest, "{packs} {rows} {unit}");
                         }
                     }
