@@ -63,8 +63,9 @@ fn main() -> ExitCode {
     }
     let asked = |part: &str| arguments.iter().any(|a| a == "multi" || a == part);
     if asked("multi-results") {
-        virtual_ranks::run_on_all_gpus();
+        // The short ones first: what is cut short has seen all lanes.
         processes::run_on_all_gpus(Part::Results);
+        virtual_ranks::run_on_all_gpus();
     }
     if asked("multi-kills") {
         processes::run_on_all_gpus(Part::Kills);

@@ -10,7 +10,7 @@ use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
 use peerlane::schedule::{self, Islands};
 use peerlane::{Algorithm, DType, Device, Direction, Error, Lane, Op, Protocol};
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const WAYS: [(Protocol, Direction); 4] = [
     (Protocol::Ll, Direction::Push),
@@ -86,6 +86,28 @@ fn create(n: usize, config: &Config, place: Place) -> Result<Vec<Communicator>, 
     })
 }
 
+/// A communicator of one rank on each of the first `gpus` GPUs. While they live, contexts and kernels stay there from one
+/// communicator to the next: to make and unmake them for each takes many times as long as what is checked in between.
+fn keep(gpus: usize) -> Result<Vec<Communicator>, String> {
+    let base = config(1)?;
+    std::thread::scope(|scope| {
+        let create = |gpu: usize| {
+            let device = Device::Cuda { ordinal: Some(gpu as u32) };
+            let config = Config { device, ..base.clone() };
+            scope.spawn(move || Communicator::create_local(1, &config))
+        };
+        let keepers: Vec<_> = (0..gpus).map(create).collect();
+        let joined = keepers.into_iter().map(|keeper| keeper.join());
+        let created = joined.map(|keeper| match keeper {
+            Ok(created) => created.map_err(|e| e.to_string()),
+            Err(_) => Err("a thread panicked".into()),
+        });
+        created
+            .collect::<Result<Vec<_>, String>>()
+            .map(|keepers| keepers.into_iter().flatten().collect())
+    })
+}
+
 /// A rank on each GPU, over the direct lane and over the host-staged one.
 pub fn run_on_all_gpus() {
     let gpus = match gpus() {
@@ -95,10 +117,16 @@ pub fn run_on_all_gpus() {
         }
         Err(why) => return check("a rank on each GPU", || Err(why)),
     };
-    for lane in [Lane::Vmm, Lane::Host] {
-        for islands in partitions(gpus) {
+    let _keepers = match keep(gpus) {
+        Ok(keepers) => keepers,
+        Err(why) => return check("a communicator of one rank on each GPU", || Err(why)),
+    };
+    for islands in partitions(gpus) {
+        // Whatever the lane, the sums are those of the islands.
+        let known = known(gpus, &islands);
+        for lane in [Lane::Vmm, Lane::Host] {
             check(&format!("n={gpus} GPUs over {lane}, islands {islands}"), || {
-                every_way(gpus, &islands, lane, Place::OneEach)
+                every_way(gpus, &islands, known.as_ref()?, lane, Place::OneEach)
             });
         }
     }
@@ -114,29 +142,38 @@ fn partitions(n: usize) -> impl Iterator<Item = Islands> {
 }
 
 pub fn run() {
-    // Keeps the kernels loaded from one communicator to the next.
-    let keeper =
-        config(1).and_then(|c| Communicator::create_local(1, &c).map_err(|e| e.to_string()));
-    if let Err(why) = &keeper {
-        return check("a communicator of one rank", || Err(why.clone()));
-    }
+    let _keeper = match keep(1) {
+        Ok(keeper) => keeper,
+        Err(why) => return check("a communicator of one rank", || Err(why)),
+    };
     for n in 1..=9 {
         for islands in partitions(n) {
             check(&format!("n={n} islands {islands}"), || {
-                every_way(n, &islands, Lane::Auto, Place::Shared)
+                every_way(n, &islands, &known(n, &islands)?, Lane::Auto, Place::Shared)
             });
         }
     }
 }
 
-fn every_way(n: usize, islands: &Islands, lane: Lane, place: Place) -> Result<String, String> {
+/// All cases and the CPU device's results of them.
+fn known(n: usize, islands: &Islands) -> Result<Vec<(Case, Vec<u8>)>, String> {
+    let config = Config { islands: Some(islands.clone()), ..config(n)? };
+    cases(Protocol::Ll)
+        .into_iter()
+        .map(|case| case.expected(n, &config).map(|bits| (case, bits)).map_err(|e| e.to_string()))
+        .collect()
+}
+
+fn every_way(
+    n: usize,
+    islands: &Islands,
+    expected: &[(Case, Vec<u8>)],
+    lane: Lane,
+    place: Place,
+) -> Result<String, String> {
     let base = Config { islands: Some(islands.clone()), lane, ..config(n)? };
-    let all = cases(Protocol::Ll);
-    let expected = all
-        .iter()
-        .map(|case| case.expected(n, &base).map(|bits| (*case, bits)).map_err(|e| e.to_string()))
-        .collect::<Result<Vec<_>, String>>()?;
     let mut ways = 0;
+    let mut set_up = Duration::ZERO;
     let exists = |a: &&Algorithm| schedule::exists(**a, islands);
     for &algorithm in Algorithm::ALL.iter().filter(exists) {
         for (protocol, direction) in WAYS {
@@ -146,8 +183,10 @@ fn every_way(n: usize, islands: &Islands, lane: Lane, place: Place) -> Result<St
                 direction: Some(direction),
                 ..base.clone()
             };
+            let begun = Instant::now();
             let comms = create(n, &config, place)
                 .map_err(|e| format!("{algorithm} {protocol} {direction}: {e}"))?;
+            set_up += begun.elapsed();
             let known: Vec<_> = cases(protocol)
                 .into_iter()
                 .filter_map(|case| expected.iter().find(|(c, _)| *c == case))
@@ -178,8 +217,9 @@ fn every_way(n: usize, islands: &Islands, lane: Lane, place: Place) -> Result<St
         }
     }
     Ok(format!(
-        "{ways} ways, {} cases each, eager and {REPLAYS} replays of {CALLS} calls",
-        all.len()
+        "{ways} ways, {} cases each, eager and {REPLAYS} replays of {CALLS} calls; set-up {:.2} s of it",
+        expected.len(),
+        set_up.as_secs_f64()
     ))
 }
 
@@ -204,11 +244,12 @@ fn replay(rank: &Rank, graph: &GraphExec, case: &Case, bits: &[u8]) -> Result<()
 }
 
 fn differs(got: &[u8], expected: &[u8], case: &Case, how: &str) -> Result<(), Error> {
-    match got.iter().zip(expected).position(|(a, b)| a != b) {
-        None => Ok(()),
-        Some(byte) => Err(Error::Internal(format!(
-            "{case:?}, {how}: element {} differs from the CPU's",
-            byte / case.dtype.size()
-        ))),
+    if got == expected {
+        return Ok(());
     }
+    let byte = got.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(got.len());
+    Err(Error::Internal(format!(
+        "{case:?}, {how}: element {} differs from the CPU's",
+        byte / case.dtype.size()
+    )))
 }
