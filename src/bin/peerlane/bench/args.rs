@@ -167,7 +167,7 @@ pub struct Args {
     /// On GPUs: at most N blocks per launch, in place of the rule that ranks which share a GPU fill at most a quarter of it
     #[arg(long, value_name = "N")]
     pub blocks: Option<u32>,
-    /// On GPUs: threads of a block, a multiple of 32 up to 256
+    /// On GPUs: threads of a block, a multiple of 32 up to 512; kernels that take fewer get fewer
     #[arg(long, value_name = "N")]
     pub block_threads: Option<u32>,
     /// On GPUs: measure all-reduce, residual add and RMSNorm in one kernel; the rival is our all-reduce and a kernel of the
