@@ -84,7 +84,7 @@ fn processes_are_ranks_on_gpus_of_their_own_over_every_lane() {
         let (report, printed) = measured_with(&format!("processes-{lane}"), &line, &fake());
         figures_are_there(&report, 2);
         assert!(printed.contains("4 processes, islands: 0-1,2-3, pids: "), "{printed}");
-        assert!(printed.contains("a quarter of their GPU is lifted"), "{printed}");
+        assert!(printed.contains("a quarter with eager ones, is lifted"), "{printed}");
     }
 }
 

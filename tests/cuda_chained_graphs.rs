@@ -107,8 +107,7 @@ fn the_fused_operation_and_the_norm_by_itself_are_links_of_the_chain() {
     in_child(name, &[KERNELS], || {
         let n = 2;
         let rows = Rows { rows: 2, width: 7168, dtype: DType::BF16, seed: 1 };
-        // As many as the share of a GPU that two ranks have would not hold twice.
-        let config = Config { blocks: Some(14), ..config(n) };
+        let config = config(n);
         let bits = rows.expected(n, &config).unwrap();
         on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 1 << 16).unwrap();

@@ -47,8 +47,8 @@ pub struct Config {
     pub direction: Option<Direction>,
     /// Compare what the ranks call before every step.
     pub check: bool,
-    /// On GPUs, for benchmarks: at most so many blocks per launch, in place of the rule that ranks which share a GPU fill at
-    /// most a quarter of it together. More blocks than the GPU holds at once, over all ranks on it, end in the deadline.
+    /// On GPUs, for benchmarks: at most so many blocks per launch, in place of the rule by which calls on all channels, of all
+    /// ranks that share a GPU, fit it at once: captured calls on half of it, eager ones on a quarter. More blocks than the GPU holds at once, over all ranks on it, end in the deadline.
     pub blocks: Option<u32>,
     /// On GPUs, for benchmarks: threads of a block, a multiple of 32 up to 512. Kernels that take fewer get fewer.
     pub threads: Option<u32>,
