@@ -84,7 +84,7 @@ fn processes_are_ranks_on_gpus_of_their_own_over_every_lane() {
         let (report, printed) = measured_with(&format!("processes-{lane}"), &line, &fake());
         figures_are_there(&report, 2);
         assert!(printed.contains("4 processes, islands: 0-1,2-3, pids: "), "{printed}");
-        assert!(printed.contains("a quarter of their GPU is lifted"), "{printed}");
+        assert!(printed.contains("a quarter with eager ones, is lifted"), "{printed}");
     }
 }
 
@@ -269,7 +269,7 @@ fn flags_that_the_gpus_cannot_follow_are_refused_with_the_reason() {
         ("no-gpu", "--ranks 2", none, "is CUDA_VISIBLE_DEVICES empty"),
         ("mig", "--ranks 2", mig, "MIG slice"),
         ("algo", "--ranks 2 --algo staged", fake(), "staged does not exist"),
-        ("threads", "--ranks 2 --block-threads 31", fake(), "32 to 256 threads"),
+        ("threads", "--ranks 2 --block-threads 31", fake(), "32 to 512 threads"),
         ("mpi", "--ranks 2 --rival mpi", fake(), "--rival nccl"),
         (
             "kernels",

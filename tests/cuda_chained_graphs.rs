@@ -7,6 +7,8 @@
 mod fakecuda;
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/graphs.rs"]
+mod graphs;
 #[path = "../examples/gpu_smoke/rows.rs"]
 mod rows;
 #[path = "../examples/gpu_smoke/support.rs"]
@@ -14,10 +16,10 @@ mod support;
 
 use fakecuda::{calls, graph, in_child, register_kernel, set_fail, Node};
 use gpu::{case, config, nothing_is_left, on_ranks, KERNELS};
+use graphs::{alone, capture, foreign, is_chain, is_marked, launch_foreign, replay, SHAPE};
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{
-    memory, Capture, CaptureMode, CudaVersion, Event, Function, GraphExec, LaunchShape, Module,
-    Stream,
+    memory, Capture, CaptureMode, CudaVersion, Event, Function, LaunchShape, Module, Stream,
 };
 use peerlane::env::Env;
 use peerlane::launch::pl_step;
@@ -27,60 +29,11 @@ use support::{Case, Rank};
 
 const SMALL: Case = case(DType::BF16, Op::Sum, 7168, 6);
 
-/// One rank: what its kernels do is not the point.
-fn alone(more: Config) -> Communicator {
-    Communicator::create_local(1, &more).unwrap().swap_remove(0)
-}
-
-/// What `record` puts on the rank's stream, as a graph.
-fn capture(rank: &Rank, record: impl FnOnce()) -> GraphExec {
-    let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
-    record();
-    capture.end().unwrap().instantiate().unwrap()
-}
-
-fn replay(rank: &Rank, graph: &GraphExec) {
-    graph.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
-    rank.stream.synchronize().unwrap();
-}
-
-/// Kernels of ours in a row, as many as `count`, each but the first early behind one that lets it.
-fn is_chain(nodes: &[Node], count: usize) -> bool {
-    let chained = |(at, node): (usize, &Node)| {
-        (node.ours, node.early, node.lets, node.after)
-            == (true, at > 0, at + 1 < count, u32::from(at > 0))
-    };
-    nodes.len() == count && nodes.iter().enumerate().all(chained)
-}
-
-fn is_marked(node: &Node) -> bool {
-    node.early || node.lets
-}
-
 /// Something else on the stream: a copy of a word onto another.
 fn copy(rank: &Rank, stream: &Stream) {
     let at = rank.pointers().1;
     // SAFETY: the two words are in the rank's buffer, which outlives the graph.
     unsafe { memory::copy(&rank.context.enter().unwrap(), at, at + 8, 8, stream.as_ref()) }
-        .unwrap();
-}
-
-unsafe extern "C" fn nothing(_: *const [u64; 2]) {}
-
-const SHAPE: LaunchShape =
-    LaunchShape { blocks: 1, threads: 32, shared_bytes: 0, programmatic: false };
-
-/// A kernel that is not ours.
-fn foreign(rank: &Rank) -> Function<[u64; 2]> {
-    register_kernel("foreign", nothing);
-    let built_with = CudaVersion { major: 13, minor: 0 };
-    Module::load(&rank.context, b"an image", built_with).unwrap().function("foreign").unwrap()
-}
-
-fn launch_foreign(rank: &Rank, kernel: &Function<[u64; 2]>, programmatic: bool) {
-    let shape = LaunchShape { programmatic, ..SHAPE };
-    // SAFETY: it looks at nothing.
-    unsafe { kernel.launch(&rank.context.enter().unwrap(), rank.stream.as_ref(), &shape, &[0; 2]) }
         .unwrap();
 }
 
@@ -154,8 +107,7 @@ fn the_fused_operation_and_the_norm_by_itself_are_links_of_the_chain() {
     in_child(name, &[KERNELS], || {
         let n = 2;
         let rows = Rows { rows: 2, width: 7168, dtype: DType::BF16, seed: 1 };
-        // As many as the share of a GPU that two ranks have would not hold twice.
-        let config = Config { blocks: Some(14), ..config(n) };
+        let config = config(n);
         let bits = rows.expected(n, &config).unwrap();
         on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 1 << 16).unwrap();

@@ -47,10 +47,10 @@ pub struct Config {
     pub direction: Option<Direction>,
     /// Compare what the ranks call before every step.
     pub check: bool,
-    /// On GPUs, for benchmarks: at most so many blocks per launch, in place of the rule that ranks which share a GPU fill at
-    /// most a quarter of it together. More blocks than the GPU holds at once, over all ranks on it, end in the deadline.
+    /// On GPUs, for benchmarks: at most so many blocks per launch, in place of the rule by which calls on all channels, of all
+    /// ranks that share a GPU, fit it at once: captured calls on half of it, eager ones on a quarter. More blocks than the GPU holds at once, over all ranks on it, end in the deadline.
     pub blocks: Option<u32>,
-    /// On GPUs, for benchmarks: threads of a block, a multiple of 32 up to 256.
+    /// On GPUs, for benchmarks: threads of a block, a multiple of 32 up to 512. Kernels that take fewer get fewer.
     pub threads: Option<u32>,
     /// A fatbin to load in place of the one that is built in.
     pub kernels: Option<PathBuf>,
@@ -128,11 +128,11 @@ impl Config {
                 )));
             }
         }
-        if self.threads.is_some_and(|t| t == 0 || t > 256 || t % 32 != 0)
+        if self.threads.is_some_and(|t| t == 0 || t > 512 || t % 32 != 0)
             || self.blocks.is_some_and(|b| b == 0 || b > PL_MAX_BLOCKS)
         {
             return Err(Error::InvalidArgument(format!(
-                "{:?} blocks of {:?} threads; a launch takes 1 to {PL_MAX_BLOCKS} blocks of 32 to 256 threads, in steps of 32",
+                "{:?} blocks of {:?} threads; a launch takes 1 to {PL_MAX_BLOCKS} blocks of 32 to 512 threads, in steps of 32",
                 self.blocks, self.threads
             )));
         }

@@ -2,7 +2,9 @@
 //! while the first still runs (programmatic dependent launch), which hides the time that a launch takes to get going.
 //!
 //! The first kernel has to let the second one start (`pl_step.dependents`), and which kernel is second shows only when it is
-//! captured. So what the first was recorded with is remembered, and its node recorded anew once the second one comes.
+//! captured. So what the first was recorded with is remembered, and its node recorded anew once the second one comes. It then
+//! also gets the shape that leaves room for the second (`Shapes::linked`): behind a foreign kernel, and before one, a kernel of
+//! ours has all the blocks of its channel.
 //! Outside captures nothing is ever programmatic: a kernel that is under way cannot be told.
 //!
 //! # Why only our own kernel right behind our own, with nothing else between
@@ -29,7 +31,7 @@
 //! it beside the GPU it is for (`Virtual SM` in `cuobjdump -elf`), or from the PTX that it compiles; CUB chooses what it
 //! launches by the same word. What does not say counts as too old.
 
-use super::shape::Shape;
+use super::shape::{Shape, Shapes};
 use crate::bootstrap::CHANNELS;
 use crate::device::cuda::{
     CaptureStatus, CapturedGraph, Entered, Function, GraphNode, LaunchShape, RecordedKernel,
@@ -48,7 +50,13 @@ const FIRST_PTX_VERSION: u32 = 90;
 ///
 /// # Safety
 /// It begins with a `pl_step`.
-pub(super) unsafe trait BeginsWithStep: Copy {}
+pub(super) unsafe trait BeginsWithStep: Copy {
+    /// What it begins with.
+    fn beginning(&mut self) -> &mut pl_step {
+        // SAFETY: the trait's promise.
+        unsafe { &mut *std::ptr::from_mut(self).cast() }
+    }
+}
 
 /// What the largest parameter takes.
 const MOST_BYTES: usize = {
@@ -76,9 +84,9 @@ unsafe impl BeginsWithStep for pl_step {}
 
 /// Blocks of a launch, and how many like them a multiprocessor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Grid {
-    blocks: u32,
-    per_sm: u32,
+pub(super) struct Grid {
+    pub blocks: u32,
+    pub per_sm: u32,
 }
 
 /// The GPU, to two kernels of a rank at once: the one that runs and the one that has started early. There are never three of
@@ -87,30 +95,37 @@ struct Grid {
 pub(super) struct Room {
     sm_count: u32,
     sharers: u32,
-    /// Somebody has said how many blocks a launch has, and so given up room for calls on all channels.
-    pinned: bool,
+    /// By channel. None where somebody has said how many blocks a launch has, and so given up room for calls on all channels.
+    shares: Option<[u32; CHANNELS]>,
 }
 
 impl Room {
     /// On a GPU of `sm_count` multiprocessors that `sharers` ranks use; none where a GPU cannot launch programmatically.
-    pub fn new(capability: (u32, u32), sm_count: u32, sharers: u32, pinned: bool) -> Option<Self> {
-        (capability >= FIRST_CAPABILITY).then_some(Room { sm_count, sharers, pinned })
+    pub fn new(
+        capability: (u32, u32),
+        sm_count: u32,
+        sharers: u32,
+        shares: Option<[u32; CHANNELS]>,
+    ) -> Option<Self> {
+        (capability >= FIRST_CAPABILITY).then_some(Room { sm_count, sharers, shares })
     }
 
-    /// Whether two kernels fit at once, on every rank that shares the GPU. A kernel that started early keeps its place until
-    /// its predecessor is done, which waits for peers' kernels; were these to find no room beside it, all would wait for
-    /// ever.
+    /// Whether two kernels fit at once, each on its channel, on every rank that shares the GPU. A kernel that started early
+    /// keeps its place until its predecessor is done, which waits for peers' kernels; were these to find no room beside it,
+    /// all would wait for ever.
     ///
-    /// The pairs of all ranks may take a quarter of the GPU, as launches do that are no pairs (`ShapeRule`): then there is room
-    /// for calls on all channels, whatever their kernels need. Where blocks are pinned, the pairs of one channel must fit, and
-    /// that is all.
-    fn holds(&self, running: Grid, early: Grid) -> bool {
-        let wide = |n: u32| u128::from(n);
-        let pairs = (wide(running.blocks) + wide(early.blocks)) * wide(self.sharers);
+    /// A pair may take what a launch of its channel may (`share.rs`): then there is room for calls on all channels, whatever
+    /// their kernels need. Where blocks are pinned, the pairs of one channel must fit, and that is all.
+    pub fn holds(&self, running: (Grid, usize), early: (Grid, usize)) -> bool {
+        let ((running, first), (early, second)) = (running, early);
+        let pair = u128::from(running.blocks) + u128::from(early.blocks);
         let fewest = running.per_sm.min(early.per_sm);
-        match self.pinned {
-            true => pairs <= wide(self.sm_count) * wide(fewest),
-            false => fewest > 0 && pairs * CHANNELS as u128 <= wide(self.sm_count),
+        match self.shares {
+            None => {
+                let (all, wide) = (pair * u128::from(self.sharers), u128::from(self.sm_count));
+                all <= wide * u128::from(fewest)
+            }
+            Some(shares) => fewest > 0 && pair <= shares[first].min(shares[second]).into(),
         }
     }
 }
@@ -122,6 +137,9 @@ struct Last {
     node: GraphNode,
     /// Beside the node: a fork begins as usual. Its first kernel would be safe too, but would start beside two chains then.
     stream: StreamRef,
+    channel: usize,
+    /// What it takes as one of a pair, whatever it was recorded with.
+    linked: Shape,
     grid: Grid,
 }
 
@@ -161,19 +179,40 @@ impl Chain {
         self.now = self.now.map(|(graph, _)| (graph, None));
     }
 
-    fn grid<A: Copy>(&mut self, kernel: &Function<A>, shape: &LaunchShape) -> Grid {
+    /// The kernel of ours that a launch on `stream` would come right behind.
+    fn before(&self, stream: StreamRef) -> Option<Last> {
+        let (graph, end) = self.now?;
+        let at_end =
+            |last: &Last| (last.capture, Some(last.node), last.stream) == (graph.id, end, stream);
+        self.last.filter(at_end)
+    }
+
+    fn grid<A: Copy>(&mut self, kernel: &Function<A>, shape: Shape) -> Grid {
         let per_sm = *self.per_sm.entry((kernel.id(), shape.threads)).or_insert_with(|| {
             // What cannot be told has no room.
-            kernel.blocks_per_sm(shape.threads, shape.shared_bytes).unwrap_or(0)
+            kernel.blocks_per_sm(shape.threads, 0).unwrap_or(0)
         });
         Grid { blocks: shape.blocks, per_sm }
     }
 
-    /// Whether the last kernel lets the next one start, from now on. If the driver refuses there are no programmatic launches
-    /// any more: calls must not fail for them.
-    fn let_next_start(&mut self, entered: &Entered<'_>, yes: bool) -> bool {
+    /// The last kernel lets the next one start, from now on, and leaves room for it. False if the driver refuses; then there
+    /// are no programmatic launches any more: calls must not fail for them.
+    fn let_next_start(&mut self, entered: &Entered<'_>, linked: Shape) -> bool {
+        self.recorded.set_grid(linked.blocks, linked.threads);
         // SAFETY: what was remembered begins with a `pl_step`: only `Queue::launch` does it.
-        unsafe { (*self.recorded.params::<pl_step>()).dependents = yes.into() };
+        let step = unsafe { &mut *self.recorded.params::<pl_step>() };
+        (step.dependents, step.chunk_packs) = (1, linked.chunk_packs);
+        self.rewrite(entered)
+    }
+
+    /// Nobody comes behind the last kernel after all.
+    fn let_nobody_start(&mut self, entered: &Entered<'_>) {
+        // SAFETY: as in `let_next_start`.
+        unsafe { (*self.recorded.params::<pl_step>()).dependents = 0 };
+        self.rewrite(entered);
+    }
+
+    fn rewrite(&mut self, entered: &Entered<'_>) -> bool {
         // SAFETY: the node is the end of the capture that is under way, or was when the launch behind it was tried; what it
         // runs is loaded as long as the rank, and the parameter is what it was launched with.
         match unsafe { self.recorded.rewrite(entered) } {
@@ -191,44 +230,54 @@ impl Chain {
 pub(super) struct Queue<'a> {
     pub entered: &'a Entered<'a>,
     pub stream: StreamRef,
+    pub channel: usize,
     pub chain: &'a mut Chain,
 }
 
 impl Queue<'_> {
-    /// Queues a kernel, or records it, as part of the chain if it can be.
+    /// Whether the next launch comes right behind a captured kernel of ours, and may be chained to it if both fit. For kernels
+    /// with one shape alone; others have two, of which [`launch`](Self::launch) takes the one that it can.
+    pub fn follows_ours(&self) -> bool {
+        self.chain.room.is_some() && self.chain.before(self.stream).is_some()
+    }
+
+    /// Queues a kernel, or records it, as part of the chain if it can be. Where it can, the shape is `linked`, else `usual`.
+    /// Kernels whose `linked` shapes do not fit at once, such as those of large steps, run one after the other.
     ///
     /// # Safety
-    /// As for [`Function::launch`]; all of the kernel is as `cuda/kernels.cu` has it, which waits for its predecessor first.
+    /// As for [`Function::launch`], of both shapes; all of the kernel is as `cuda/kernels.cu` has it, which waits for its
+    /// predecessor first.
     pub unsafe fn launch<A: BeginsWithStep>(
         &mut self,
         kernel: &Function<A>,
-        shape: Shape,
-        args: &A,
+        shapes: Shapes,
+        args: &mut A,
     ) -> Result<()> {
-        let Queue { entered, stream, chain } = self;
-        let (entered, stream) = (*entered, *stream);
-        let Shape { blocks, threads, .. } = shape;
-        let mut shape = LaunchShape { blocks, threads, shared_bytes: 0, programmatic: false };
-        let room = chain.room.filter(|_| kernel.ptx_version() >= FIRST_PTX_VERSION);
-        let (Some(room), Some((graph, end))) = (room, chain.now) else {
-            chain.interrupt();
+        let Queue { entered, stream, channel, chain } = self;
+        let (entered, stream, channel) = (*entered, *stream, *channel);
+        let mut put = |Shape { blocks, threads, chunk_packs }, programmatic| {
+            args.beginning().chunk_packs = chunk_packs;
+            let shape = LaunchShape { blocks, threads, shared_bytes: 0, programmatic };
             // SAFETY: the caller's promise.
-            return unsafe { kernel.launch(entered, stream, &shape, args) };
+            unsafe { kernel.launch(entered, stream, &shape, args) }.map(|()| shape)
         };
-        let grid = chain.grid(kernel, &shape);
-        let follows = chain.last.is_some_and(|last| {
-            (last.capture, Some(last.node), last.stream) == (graph.id, end, stream)
-                && room.holds(last.grid, grid)
-        });
-        shape.programmatic = follows && chain.let_next_start(entered, true);
-        // SAFETY: the caller's promise.
-        let launched = unsafe { kernel.launch(entered, stream, &shape, args) };
-        if launched.is_err() && shape.programmatic {
+        let room = chain.room.filter(|_| kernel.ptx_version() >= FIRST_PTX_VERSION);
+        let (Some(room), Some(_)) = (room, chain.now) else {
+            chain.interrupt();
+            return put(shapes.usual, false).map(drop);
+        };
+        let linked = shapes.linked;
+        let grid = chain.grid(kernel, linked);
+        let fits = |last: &Last| room.holds((last.grid, last.channel), (grid, channel));
+        let before = chain.before(stream).filter(fits);
+        let programmatic = before.is_some_and(|last| chain.let_next_start(entered, last.linked));
+        let launched = put(if programmatic { linked } else { shapes.usual }, programmatic);
+        if launched.is_err() && programmatic {
             // Whoever comes next is not ours.
-            chain.let_next_start(entered, false);
+            chain.let_nobody_start(entered);
         }
         chain.last = None;
-        launched?;
+        let shape = launched?;
         // A capture that cannot be asked says so to the next call, whose business it is.
         chain.now = match stream.capture_with_end(entered) {
             Ok((CaptureStatus::Active(now), end)) => Some((now, end)),
@@ -237,7 +286,7 @@ impl Queue<'_> {
         // The kernel has taken the place of all that the stream stood at: if that is one node, it is the kernel's.
         if let Some((CapturedGraph { id: capture, .. }, Some(node))) = chain.now {
             if chain.recorded.remember(node, kernel, &shape, args) {
-                chain.last = Some(Last { capture, node, stream, grid });
+                chain.last = Some(Last { capture, node, stream, channel, linked, grid });
             }
         }
         Ok(())
@@ -246,44 +295,70 @@ impl Queue<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::share::{share, CAPTURED, EAGER};
     use super::*;
 
     fn grid(blocks: u32, per_sm: u32) -> Grid {
         Grid { blocks, per_sm }
     }
 
+    /// Of 132 multiprocessors.
+    fn room(sharers: u32) -> Room {
+        let shares = [0, 1, 2, 3].map(|channel| share(132, sharers, channel));
+        Room { sm_count: 132, sharers, shares: Some(shares) }
+    }
+
     #[test]
     fn gpus_before_hopper_have_no_programmatic_launches() {
         for old in [(7, 5), (8, 0), (8, 9)] {
-            assert_eq!(Room::new(old, 132, 1, false), None);
+            assert_eq!(Room::new(old, 132, 1, None), None);
         }
         for new in [(9, 0), (10, 0), (12, 0)] {
-            assert!(Room::new(new, 132, 1, false).is_some());
+            assert!(Room::new(new, 132, 1, None).is_some());
         }
     }
 
     #[test]
     fn two_kernels_of_every_rank_fit_in_a_channels_share_of_the_gpu() {
-        let room = |sharers| Room { sm_count: 132, sharers, pinned: false };
-        assert!(room(1).holds(grid(14, 1), grid(19, 4)));
-        assert!(!room(1).holds(grid(14, 8), grid(20, 8)));
-        assert!(room(8).holds(grid(2, 4), grid(2, 4)));
-        assert!(!room(8).holds(grid(2, 8), grid(3, 8)));
-        assert!(!room(1).holds(grid(2, 8), grid(1024, 8)), "a norm of many rows");
-        assert!(!room(1).holds(grid(1, 0), grid(1, 1)), "what cannot be told has no room");
+        let holds = |sharers, channel, running, early| {
+            room(sharers).holds((running, channel), (early, channel))
+        };
+        assert!(holds(1, CAPTURED, grid(33, 1), grid(33, 4)));
+        assert!(!holds(1, CAPTURED, grid(33, 8), grid(34, 8)));
+        assert!(holds(1, EAGER, grid(14, 1), grid(19, 4)));
+        assert!(!holds(1, EAGER, grid(14, 8), grid(20, 8)));
+        assert!(holds(1, 2, grid(8, 1), grid(8, 4)));
+        assert!(!holds(1, 3, grid(8, 8), grid(9, 8)));
+        assert!(holds(8, CAPTURED, grid(4, 4), grid(4, 4)));
+        assert!(!holds(8, CAPTURED, grid(4, 8), grid(5, 8)));
+        assert!(!holds(1, CAPTURED, grid(2, 8), grid(1024, 8)), "a norm of many rows");
+        assert!(!holds(1, CAPTURED, grid(1, 0), grid(1, 1)), "what cannot be told has no room");
+    }
+
+    #[test]
+    fn a_pair_of_two_channels_takes_no_more_than_the_smaller_share() {
+        let holds = |first, second, blocks| {
+            room(1).holds((grid(blocks, 8), first), (grid(blocks, 8), second))
+        };
+        for (first, second) in [(CAPTURED, 2), (2, CAPTURED)] {
+            assert!(holds(first, second, 8) && !holds(first, second, 9));
+        }
     }
 
     #[test]
     fn where_blocks_are_pinned_one_channels_kernels_must_fit() {
-        let room = Room { sm_count: 132, sharers: 8, pinned: true };
-        assert!(room.holds(grid(16, 2), grid(17, 2)));
-        assert!(!room.holds(grid(17, 2), grid(17, 2)));
-        assert!(!room.holds(grid(1, 0), grid(1, 1)), "what cannot be told has no room");
+        let room = Room { shares: None, ..room(8) };
+        let holds = |running, early| room.holds((running, 1), (early, 1));
+        assert!(holds(grid(16, 2), grid(17, 2)));
+        assert!(!holds(grid(17, 2), grid(17, 2)));
+        assert!(!holds(grid(1, 0), grid(1, 1)), "what cannot be told has no room");
     }
 
     #[test]
     fn no_number_of_blocks_is_taken_for_another() {
-        let room = Room { sm_count: 1, sharers: u32::MAX, pinned: false };
-        assert!(!room.holds(grid(u32::MAX, 1), grid(u32::MAX, 1)));
+        let most = (grid(u32::MAX, 1), 1);
+        let room = Room { sm_count: 1, sharers: u32::MAX, shares: Some([u32::MAX; CHANNELS]) };
+        assert!(!room.holds(most, most));
+        assert!(!Room { shares: None, ..room }.holds(most, most));
     }
 }

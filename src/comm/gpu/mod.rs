@@ -12,6 +12,7 @@
 //! | `slab` | the slab of each lane, and the ways to those of the peers |
 //! | `state` | what kernels and host share; kept alive by graphs |
 //! | `kernels` | the fatbin, and the kernel for a call |
+//! | `share` | how much of a GPU a channel may take |
 //! | `shape` | blocks and threads of a launch |
 //! | `chain` | which captured launches may start early |
 
@@ -23,6 +24,7 @@ mod probe;
 mod rank;
 mod setup;
 mod shape;
+mod share;
 mod slab;
 mod state;
 mod trial;

@@ -30,6 +30,8 @@ impl GpuRank {
 }
 
 impl Prober for GpuProber<'_> {
+    // In set-up nobody calls yet, so any channel's would do. What is measured is for choosing between schedules, whatever the
+    // channel.
     fn blocks(&self) -> u32 {
         self.gpu.most_blocks()
     }

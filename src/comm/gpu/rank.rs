@@ -2,7 +2,8 @@
 //! the driver for nothing but whether the stream is being captured, and where it stands then.
 
 use super::chain::{Chain, Queue, Room};
-use super::shape::{Shape, ShapeRule, FEWER_THREADS};
+use super::shape::{ShapeRule, FEWER_THREADS};
+use super::share::{CAPTURED, EAGER};
 use super::slab::{Peer, Slab};
 use super::state::DeviceState;
 use super::unrolled::{may_be_unrolled, UnrolledArgs};
@@ -26,15 +27,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The channel of captured calls that name none. Eager calls use channel 0, so that they may run beside a replay.
-const CAPTURED: usize = 1;
 /// Graphs whose capture has been seen lately; a captured call keeps the state alive once per graph.
 const GRAPHS_REMEMBERED: usize = 8;
 
 /// What a rank is made of.
 pub(super) struct Parts {
     pub lane: Lane,
-    pub rule: ShapeRule,
+    /// By channel.
+    pub rules: [ShapeRule; CHANNELS],
     /// For programmatic launches; none where there are none.
     pub room: Option<Room>,
     pub state: Arc<DeviceState>,
@@ -219,8 +219,9 @@ impl GpuRank {
         &self.parts.layout
     }
 
+    /// Of a large eager step.
     pub(super) fn most_blocks(&self) -> u32 {
-        self.parts.rule.most_blocks()
+        self.parts.rules[EAGER].most_blocks()
     }
 
     /// Arguments of a step, whichever, complete but for the call's own.
@@ -278,7 +279,7 @@ impl GpuRank {
             launcher.calls[channel] += 1;
             let number = launcher.calls[channel];
             let prepared = &mut launcher.prepared[index][channel];
-            let mut queue = Queue { entered, stream, chain: &mut launcher.chain };
+            let mut queue = Queue { entered, stream, channel, chain: &mut launcher.chain };
             self.launch(&mut queue, call, plan, prepared, number)
         })
     }
@@ -299,7 +300,7 @@ impl GpuRank {
             }
             launcher.calls[channel] += 1;
             let number = launcher.calls[channel];
-            let mut queue = Queue { entered, stream, chain: &mut launcher.chain };
+            let mut queue = Queue { entered, stream, channel, chain: &mut launcher.chain };
             let mut steps = 0;
             for (run, plan) in runs {
                 let layout = &self.parts.layout;
@@ -333,7 +334,7 @@ impl GpuRank {
         let mut launcher = self.lock();
         match launcher.chain.look(&entered, stream)? {
             CaptureStatus::None => {
-                let channel = channel.unwrap_or(0);
+                let channel = channel.unwrap_or(EAGER);
                 // Work of one stream is in order already. The number says whether it is one: a handle does not, since a
                 // stream that was destroyed with work in it may have come back as another one under the same handle.
                 let id = stream.id(&entered)?;
@@ -385,6 +386,7 @@ impl GpuRank {
     ) -> Result<u64> {
         let protocol = plan.choice.protocol;
         let kernels = &self.parts.state.kernels;
+        let rule = &self.parts.rules[queue.channel];
         let Prepared { args, unrolled } = prepared;
         let mut unrolled = unrolled.as_mut().filter(|_| may_be_unrolled(call));
         let parts = call.other.and_then(|other| other.parts);
@@ -403,10 +405,10 @@ impl GpuRank {
             args.step.input = call.input.wrapping_byte_add(offset);
             args.step.output = call.output.wrapping_byte_add(offset);
             args.step.count = count;
-            let shape = match &call.norm {
+            let shapes = match &call.norm {
                 Some(norm) if norm.fused => {
                     norm.prepare(&mut args.step, call.dtype, done, count);
-                    self.parts.rule.rows(args.step.rows)
+                    rule.rows(args.step.rows).into()
                 }
                 _ => {
                     (args.step.rows, args.step.width) = (0, 0);
@@ -414,31 +416,27 @@ impl GpuRank {
                     // The shape asks for the tile; pieces are parts, so it has as many times the packs of one.
                     let packs = packs * parts.map_or(1, |_| u64::from(plan.table.pieces));
                     let geo = &args.step.geo;
-                    self.parts.rule.shape(&plan.table, geo, protocol, packs, FEWER_THREADS)
+                    rule.shape(&plan.table, geo, protocol, packs, FEWER_THREADS)
                 }
             };
-            args.step.chunk_packs = shape.chunk_packs;
             // SAFETY: the table has passed the checker; the geometry lies inside slabs that are mapped at `base` until
             // the sticky word is set; state and report live as long as the rank and every graph that captured it; the
             // caller vouches for input and output; the channel's word refuses a second launch.
             unsafe {
                 let launched = match &mut unrolled {
-                    Some(unrolled) => {
-                        unrolled.launch(kernels, queue, shape, &self.parts.rule, args)?
-                    }
+                    Some(unrolled) => unrolled.launch(kernels, queue, rule, args)?,
                     None => false,
                 };
-                let threads = shape.threads.min(FEWER_THREADS);
-                let shape = Shape { threads, ..shape };
+                let shapes = shapes.with_at_most(FEWER_THREADS);
                 match call.rows() {
                     _ if launched => {}
                     None => {
                         let kernel = kernels.get(call.dtype, call.op, protocol, &plan.table)?;
-                        queue.launch(kernel, shape, args)?
+                        queue.launch(kernel, shapes, args)?
                     }
                     Some(_) => {
                         let kernel = kernels.fused(call.dtype, protocol, &plan.table)?;
-                        queue.launch(kernel, shape, args)?
+                        queue.launch(kernel, shapes, args)?
                     }
                 }
             }
@@ -448,11 +446,11 @@ impl GpuRank {
         if let Some(norm) = call.norm_after() {
             args.step.output = call.output;
             norm.prepare(&mut args.step, call.dtype, 0, call.count as u64);
-            let shape = ShapeRule::alone(args.step.rows);
+            let shapes = ShapeRule::alone(args.step.rows).into();
             let kernel = kernels.norm(call.dtype)?;
             // SAFETY: the caller vouches for all buffers of the call. Of a sum that failed NaN is left, which makes NaN of
             // both outputs.
-            unsafe { queue.launch(kernel, shape, &args.step)? };
+            unsafe { queue.launch(kernel, shapes, &mut args.step)? };
         }
         Ok(steps)
     }

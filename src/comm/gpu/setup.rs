@@ -6,6 +6,7 @@ use super::facts::{self, Facts, PEERS_PER_GPU};
 use super::kernels::Kernels;
 use super::rank::{GpuRank, Parts};
 use super::shape::ShapeRule;
+use super::share::share;
 use super::slab::{Offer, Peer, Slab};
 use super::state::DeviceState;
 use super::verdicts::Known;
@@ -267,21 +268,23 @@ impl Setting<'_> {
             |uuid| self.facts.iter().filter(|facts| facts.uuid == uuid).count().max(1) as u32;
         let most_sharers = self.facts.iter().map(|facts| sharers(facts.uuid)).max().unwrap_or(1);
         let sm_count = self.facts.iter().map(|facts| facts.sm_count).min().unwrap_or(1);
-        let mut rule =
-            ShapeRule::new(sm_count, most_sharers, self.agreed.blocks, self.agreed.threads);
-        if lane == Lane::Host {
-            rule = rule.with_spare_block();
-        }
+        let (blocks, threads) = (self.agreed.blocks, self.agreed.threads);
+        let shares: [u32; CHANNELS] =
+            std::array::from_fn(|channel| share(sm_count, most_sharers, channel));
+        let rules = shares.map(|share| match ShapeRule::new(share, blocks, threads) {
+            rule if lane == Lane::Host => rule.with_spare_block(),
+            rule => rule,
+        });
         // A kernel of an older family of code, or a GPU that cannot, is found out per kernel and here.
         let capability = self.context.device().facts().compute_capability;
         let wanted = self.config.programmatic;
-        let pinned = self.agreed.blocks.is_some();
-        let room = Room::new(capability, sm_count, most_sharers, pinned).filter(|_| wanted);
+        let shares = blocks.is_none().then_some(shares);
+        let room = Room::new(capability, sm_count, most_sharers, shares).filter(|_| wanted);
         let fault = Arc::new(Fault::on_device(Arc::clone(&state)));
         let peers = Mutex::new(peers);
         let placement = self.placement.clone();
         let check = self.agreed.check;
-        let parts = Parts { lane, rule, room, state, slab, peers, layout, check, placement };
+        let parts = Parts { lane, rules, room, state, slab, peers, layout, check, placement };
         let patience = self.config.setup_deadline.min(LANE_PATIENCE);
         let gpu = GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, patience);
         let ready = gpu.and_then(|gpu| {

@@ -1,12 +1,13 @@
 //! The shape of a launch. All blocks of all ranks that share a GPU must be resident together, because a block waits for
-//! what other ranks' blocks send; the rest of the GPU is for the kernels around the all-reduce.
+//! what other ranks' blocks send: `share.rs` says how many there may be.
 
 use crate::lane::longest_piece;
 use crate::launch::{pl_geometry, pl_table};
 use crate::types::Protocol;
 
-/// More than this many blocks of the largest kernels brought nothing at any size that was measured.
-const MOST_BLOCKS: u32 = 28;
+/// Between two GPUs, a rank each, 448 KiB by `one_shot` take 3.7 us with 56 blocks and 4.8 with 28; over host memory 21.5 and 24.
+/// With more than 64 nothing was measured there.
+const MOST_BLOCKS: u32 = 64;
 const FEW_THREADS: u32 = 128;
 /// Threads of a block, as many as leave a pack of each piece to a thread: few, so that more multiprocessors share the work. Pieces
 /// of two phases are short, and a thread has a pack of each.
@@ -26,10 +27,12 @@ const MOST_BLOCKS_ALONE: u32 = 1024;
 /// Chunks of a block that are in flight at once, for the protocol that raises a flag per chunk.
 const CHUNKS_IN_FLIGHT: u64 = 4;
 
-/// What every launch of a rank keeps to.
+/// What every launch of a rank on a channel keeps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShapeRule {
     most_blocks: u32,
+    /// Somebody has said how many.
+    pinned: bool,
     threads: Option<u32>,
     /// Blocks beside those that have packs.
     spare: u32,
@@ -43,6 +46,30 @@ pub(super) struct Shape {
     pub chunk_packs: u32,
 }
 
+/// Where a launch may go one of two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shapes {
+    /// Where no kernel of ours stands beside it: as many blocks as its channel may have.
+    pub usual: Shape,
+    /// As one of a chained pair (chain.rs): with fewer and larger blocks, so that both fit the channel's share. What else a
+    /// kernel is told about the step is the same for both.
+    pub linked: Shape,
+}
+
+impl From<Shape> for Shapes {
+    fn from(shape: Shape) -> Self {
+        Shapes { usual: shape, linked: shape }
+    }
+}
+
+impl Shapes {
+    /// For kernels of at most so many threads a block.
+    pub fn with_at_most(self, threads: u32) -> Self {
+        let fewer = |shape: Shape| Shape { threads: shape.threads.min(threads), ..shape };
+        Shapes { usual: fewer(self.usual), linked: fewer(self.linked) }
+    }
+}
+
 /// How a step's rows are spread over blocks: a unit is a pack of each piece of a row, see `cuda/spread.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spread {
@@ -52,12 +79,11 @@ pub(super) struct Spread {
 }
 
 impl ShapeRule {
-    /// For a GPU of `sm_count` multiprocessors that `sharers` ranks use: together they take a quarter at most, so that calls on
-    /// all channels are resident at once, unless `blocks` says otherwise. A block counts as a multiprocessor, whatever it
-    /// needs: beside a smaller one a large one may find no room. The same on all ranks: what a flag stands for follows from it.
-    pub fn new(sm_count: u32, sharers: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
-        let share = (sm_count / 4 / sharers.max(1)).clamp(1, MOST_BLOCKS);
-        ShapeRule { most_blocks: blocks.unwrap_or(share), threads, spare: 0 }
+    /// For a channel whose launches may have `share` blocks, unless `blocks` says otherwise. The same on all ranks: what a flag
+    /// stands for follows from it.
+    pub fn new(share: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
+        let most_blocks = blocks.unwrap_or(share.clamp(1, MOST_BLOCKS));
+        ShapeRule { most_blocks, pinned: blocks.is_some(), threads, spare: 0 }
     }
 
     /// The same with a block to spare for fences: `land_rearmed` in `cuda/step.cuh`.
@@ -65,12 +91,20 @@ impl ShapeRule {
         ShapeRule { spare: 1, ..self }
     }
 
+    /// The same with half of the blocks, where a step has one shape alone and is to be the second of a chained pair. Pinned blocks
+    /// stay: two launches of them fit, or else were not to be chained.
+    pub fn for_a_link(self) -> Self {
+        let half = (self.most_blocks / 2).max(1);
+        ShapeRule { most_blocks: if self.pinned { self.most_blocks } else { half }, ..self }
+    }
+
     /// Blocks of a large step.
     pub fn most_blocks(&self) -> u32 {
         self.most_blocks
     }
 
-    /// For a step of `packs` packs: one pack of each piece per thread while there are blocks of at most so many threads for it.
+    /// For a step of `packs` packs: one pack of each piece per thread, in the smallest blocks of which there are enough for it,
+    /// of at most so many threads. Linked, those of which half of the share is enough, if there are any.
     pub fn shape(
         &self,
         table: &pl_table,
@@ -78,23 +112,31 @@ impl ShapeRule {
         protocol: Protocol,
         packs: u64,
         most_threads: u32,
-    ) -> Shape {
+    ) -> Shapes {
         let longest = longest_piece(table, packs).max(1);
         let most = u64::from(self.most_blocks.saturating_sub(self.spare).max(1));
-        // Half of the blocks if more threads make it do: then two kernels of a rank fit its share (chain.rs).
-        let room = |blocks: u64| move |threads: &&u32| longest <= blocks * u64::from(**threads);
+        let half = u64::from((self.most_blocks / 2).saturating_sub(self.spare));
         let from = usize::from(table.phases < 2);
-        let sizes = || THREADS[from..].iter().filter(|threads| **threads <= most_threads);
-        let threads = sizes().find(room(most / 2)).or_else(|| sizes().find(room(most)));
-        let threads = self.threads.or(threads.copied()).unwrap_or(most_threads).min(most_threads);
-        let busy = longest.div_ceil(threads.into()).min(most);
-        let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
-        let mut chunk = u64::from(threads);
-        if protocol == Protocol::Flagged {
-            let coarse = longest.div_ceil(u64::from(blocks) * CHUNKS_IN_FLIGHT);
-            chunk = chunk.max(coarse).max(longest.div_ceil(geometry.flag_chunks.max(1).into()));
+        let smallest = |blocks: u64| {
+            let mut sizes = THREADS[from..].iter().filter(|threads| **threads <= most_threads);
+            sizes.find(|threads| longest <= blocks * u64::from(**threads)).copied()
+        };
+        let shape = |threads: Option<u32>| {
+            let threads = self.threads.or(threads).unwrap_or(most_threads).min(most_threads);
+            let busy = longest.div_ceil(threads.into()).min(most);
+            let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
+            Shape { blocks, threads, chunk_packs: threads }
+        };
+        let mut usual = shape(smallest(most));
+        if protocol != Protocol::Flagged {
+            let linked = smallest(half).map_or(usual, |threads| shape(Some(threads)));
+            return Shapes { usual, linked };
         }
-        Shape { blocks, threads, chunk_packs: chunk as u32 }
+        let coarse = longest.div_ceil(u64::from(usual.blocks) * CHUNKS_IN_FLIGHT);
+        let least = coarse.max(longest.div_ceil(geometry.flag_chunks.max(1).into()));
+        usual.chunk_packs = usual.chunk_packs.max(least as u32);
+        // A flag is a chunk's, so all ranks must cut alike; and what stands before a call is each rank's own affair.
+        usual.into()
     }
 
     /// For a fused step of `rows` rows of `longest` units, spread over blocks of at most so many threads: one unit per thread while
@@ -148,9 +190,10 @@ impl ShapeRule {
 
 #[cfg(test)]
 mod tests {
+    use super::super::share::{share, CAPTURED};
     use super::*;
 
-    fn step(rule: ShapeRule, protocol: Protocol, packs: u64) -> Shape {
+    fn step(rule: ShapeRule, protocol: Protocol, packs: u64) -> Shapes {
         // SAFETY: plain integers, for which zero is a value.
         let (mut table, mut geometry): (pl_table, pl_geometry) = unsafe { std::mem::zeroed() };
         (table.pieces, table.cut_den, table.cut_num[1]) = (1, 1, 1);
@@ -158,42 +201,100 @@ mod tests {
         rule.shape(&table, &geometry, protocol, packs, FEWER_THREADS)
     }
 
-    #[test]
-    fn ranks_that_share_a_gpu_fill_at_most_a_quarter_of_it() {
-        for sm_count in [20, 82, 132, 188] {
-            for sharers in 1..=16 {
-                let rule = ShapeRule::new(sm_count, sharers, None, None);
-                let blocks = step(rule, Protocol::Sentinel, 1 << 20).blocks;
-                assert!(blocks * sharers <= (sm_count / 4).max(sharers), "{sm_count} {sharers}");
-            }
-        }
-        assert_eq!(ShapeRule::new(132, 8, Some(40), None).most_blocks, 40);
+    /// Of captured calls, for a GPU of 132 multiprocessors.
+    fn captured(sharers: u32) -> ShapeRule {
+        ShapeRule::new(share(132, sharers, CAPTURED), None, None)
+    }
+
+    fn shape(blocks: u32, threads: u32) -> Shape {
+        Shape { blocks, threads, chunk_packs: threads }
     }
 
     #[test]
     fn a_thread_takes_one_pack_while_there_are_blocks() {
-        let rule = ShapeRule::new(132, 1, None, None);
-        let shape = |packs| step(rule, Protocol::Sentinel, packs);
-        assert_eq!(shape(1), Shape { blocks: 1, threads: 128, chunk_packs: 128 });
-        assert_eq!(shape(896), Shape { blocks: 7, threads: 128, chunk_packs: 128 });
-        assert_eq!(shape(3584), Shape { blocks: 14, threads: 256, chunk_packs: 256 });
-        assert_eq!(shape(7168), Shape { blocks: 28, threads: 256, chunk_packs: 256 });
-        let bulk = step(rule, Protocol::Flagged, 1 << 20);
-        assert!(u64::from(bulk.chunk_packs) * 32 >= 1 << 20, "the flags are enough: {bulk:?}");
-        assert_eq!(step(ShapeRule { threads: Some(64), ..rule }, Protocol::Ll, 100).threads, 64);
+        let rule = captured(1);
+        let usual = |packs| step(rule, Protocol::Sentinel, packs).usual;
+        assert_eq!(usual(1), shape(1, 128));
+        assert_eq!(usual(896), shape(7, 128));
+        assert_eq!(usual(3584), shape(28, 128));
+        assert_eq!(usual(7168), shape(56, 128));
+        assert_eq!(usual(14336), shape(56, 256));
+        assert_eq!(usual(28672), shape(64, 256), "several for each");
+        assert_eq!(
+            step(ShapeRule { threads: Some(64), ..rule }, Protocol::Ll, 100).usual.threads,
+            64
+        );
+        let pinned = ShapeRule::new(8, Some(40), None);
+        assert_eq!(step(pinned, Protocol::Ll, 1 << 20).usual.blocks, 40);
+    }
+
+    fn two_phases(rule: ShapeRule, packs: u64) -> Shapes {
         // SAFETY: plain integers, for which zero is a value.
         let (mut table, geometry): (pl_table, pl_geometry) = unsafe { std::mem::zeroed() };
         (table.phases, table.pieces, table.cut_den) = (2, 2, 2);
         table.cut_num[1..3].copy_from_slice(&[1, 2]);
-        let shape = rule.shape(&table, &geometry, Protocol::Sentinel, 896, SMALL_THREADS);
-        assert_eq!(shape, Shape { blocks: 7, threads: 64, chunk_packs: 64 });
+        rule.shape(&table, &geometry, Protocol::Sentinel, packs, SMALL_THREADS)
+    }
+
+    #[test]
+    fn a_link_has_half_of_the_blocks_if_more_threads_make_it_do() {
+        let both = |packs| {
+            let Shapes { usual, linked } = step(captured(1), Protocol::Sentinel, packs);
+            [usual, linked]
+        };
+        assert_eq!(both(896), [shape(7, 128), shape(7, 128)]);
+        assert_eq!(both(3584), [shape(28, 128), shape(28, 128)]);
+        assert_eq!(both(7168), [shape(56, 128), shape(28, 256)]);
+        assert_eq!(both(14336), [shape(56, 256), shape(56, 256)], "not even so");
+        let shapes = two_phases(captured(1), 896);
+        assert_eq!([shapes.usual, shapes.linked], [shape(7, 64), shape(7, 64)]);
+        let shapes = two_phases(captured(8), 896);
+        assert_eq!([shapes.usual, shapes.linked], [shape(7, 64), shape(4, 128)]);
+    }
+
+    #[test]
+    fn what_a_kernel_is_told_is_true_of_both_shapes() {
+        for share in 1..70 {
+            for rule in
+                [ShapeRule::new(share, None, None), ShapeRule::new(9, Some(share), Some(96))]
+            {
+                for rule in [rule, rule.with_spare_block()] {
+                    for packs in (1..99).chain([500, 1000, 5000, 9999, 20000, 1 << 20]) {
+                        let Shapes { usual, linked } = two_phases(rule, 2 * packs);
+                        // Whether there is a thread for each pack of a piece: then the short path is taken.
+                        let enough = |s: Shape| u64::from(s.blocks) * u64::from(s.threads) >= packs;
+                        assert_eq!(enough(usual), enough(linked), "{rule:?} {packs}");
+                        assert!(linked.blocks <= usual.blocks, "{rule:?} {packs}");
+                        let flagged = step(rule, Protocol::Flagged, packs);
+                        assert_eq!(flagged.usual, flagged.linked);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_flags_are_enough() {
+        for rule in [captured(1), captured(8), captured(1).with_spare_block()] {
+            for packs in [1, 32, 33, 4000, 4096 * 31, 1 << 20] {
+                let shape = step(rule, Protocol::Flagged, packs).usual;
+                assert!(u64::from(shape.chunk_packs) * 32 >= packs, "{shape:?}");
+            }
+        }
     }
 
     #[test]
     fn where_fences_are_needed_a_block_is_free_for_them() {
-        let rule = ShapeRule::new(132, 1, None, None).with_spare_block();
-        assert_eq!(step(rule, Protocol::Sentinel, 896).blocks, 8);
-        assert_eq!(step(rule, Protocol::Sentinel, 1 << 20).blocks, rule.most_blocks);
+        let rule = captured(1).with_spare_block();
+        let blocks = |packs| {
+            let Shapes { usual, linked } = step(rule, Protocol::Sentinel, packs);
+            [usual.blocks, linked.blocks]
+        };
+        assert_eq!(blocks(896), [8, 8]);
+        assert_eq!(blocks(3584), [29, 29]);
+        assert_eq!(blocks(7168), [57, 29]);
+        assert_eq!(blocks(31 * 256), [63, 32], "half of the share, that block counted");
+        assert_eq!(blocks(1 << 20), [rule.most_blocks; 2]);
         assert_eq!(rule.rows(3).blocks, 4);
     }
 
@@ -204,32 +305,37 @@ mod tests {
 
     #[test]
     fn rows_are_spread_over_the_blocks_that_there_are() {
-        let alone = ShapeRule::new(132, 1, None, None);
+        let alone = captured(1);
         assert_eq!(spread(alone, 1, 896, 512), (7, 128, 128), "as an all-reduce of the row");
         assert_eq!(spread(alone, 4, 896, 512), (28, 128, 128));
-        assert_eq!(spread(alone, 16, 896, 512), (16, 448, 896), "a row is a block's, in two turns");
+        assert_eq!(spread(alone, 16, 896, 512), (64, 224, 224), "four blocks for a row");
+        let link = alone.for_a_link();
+        assert_eq!(spread(link, 4, 896, 512), (28, 128, 128));
+        assert_eq!(spread(link, 16, 896, 512), (32, 448, 448), "two of these fit the share");
+        assert_eq!(spread(alone, 50, 896, 512), (50, 448, 896), "a row is a block's, in two turns");
         assert_eq!(
             spread(alone, 16, 112, 512),
             (16, 512, 112),
             "pieces of an eighth, four threads each"
         );
         assert_eq!(spread(alone, 16, 112, 256), (16, 256, 112));
-        let shared = ShapeRule::new(132, 8, None, None);
+        let shared = ShapeRule::new(4, None, None);
         assert_eq!(spread(shared, 1, 896, 512), (4, 224, 224));
         assert_eq!(spread(shared, 4, 896, 512), (4, 448, 896));
         assert_eq!(spread(shared, 5, 896, 512), (4, 384, 1120), "rows that end inside of a block");
         assert_eq!(spread(shared, 1, 887, 512), (4, 224, 222), "no block has an even part");
         assert_eq!(spread(shared, 1, 1, 512), (1, 128, 1));
         assert_eq!(spread(alone.with_spare_block(), 1, 896, 512), (8, 128, 128));
-        let pinned = ShapeRule::new(132, 8, Some(1), Some(64)).with_spare_block();
+        let pinned = ShapeRule::new(4, Some(1), Some(64)).with_spare_block();
+        assert_eq!(pinned.for_a_link(), pinned);
         assert_eq!(spread(pinned, 3, 896, 512), (1, 64, 3 * 896));
     }
 
     #[test]
     fn every_unit_has_a_block_and_blocks_are_no_more_than_the_rule_says() {
-        for most_blocks in [1, 2, 3, 4, 8, 28, 256] {
+        for most_blocks in [1, 2, 3, 4, 8, 28, 64, 256] {
             for spare in [0, 1] {
-                let rule = ShapeRule { most_blocks, threads: None, spare };
+                let rule = ShapeRule { most_blocks, pinned: false, threads: None, spare };
                 for rows in (1..40).chain([73, 1000]) {
                     for longest in [1, 2, 7, 33, 112, 128, 129, 360, 640, 887, 896, 1024, 2048] {
                         for most in [256, 512] {
@@ -250,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_row_is_one_blocks_and_fused_steps_keep_to_the_same_share() {
-        let rule = ShapeRule::new(132, 8, None, None);
+        let rule = captured(8);
         assert_eq!(rule.rows(3), Shape { blocks: 3, threads: 512, chunk_packs: 1 });
         assert_eq!(rule.rows(1000).blocks, rule.most_blocks);
         assert_eq!(ShapeRule::alone(1000).blocks, 1000);

@@ -2,9 +2,7 @@
 
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
-use super::shape::{
-    Shape, ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
-};
+use super::shape::{ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS};
 use crate::comm::call::Call;
 use crate::error::Result;
 use crate::lane::Unrolled;
@@ -37,17 +35,16 @@ impl UnrolledArgs {
         &mut self,
         kernels: &Kernels,
         queue: &mut Queue<'_>,
-        shape: Shape,
         rule: &ShapeRule,
         args: &pl_args,
     ) -> Result<bool> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::One(form) => launch(form, kernels, queue, shape, rule, args),
-                Self::Three(form) => launch(form, kernels, queue, shape, rule, args),
-                Self::Seven(form) => launch(form, kernels, queue, shape, rule, args),
-                Self::Fifteen(form) => launch(form, kernels, queue, shape, rule, args),
+                Self::One(form) => launch(form, kernels, queue, rule, args),
+                Self::Three(form) => launch(form, kernels, queue, rule, args),
+                Self::Seven(form) => launch(form, kernels, queue, rule, args),
+                Self::Fifteen(form) => launch(form, kernels, queue, rule, args),
             }
         }
     }
@@ -78,7 +75,6 @@ unsafe fn launch<F: HasKernels>(
     form: &mut Unrolled<F>,
     kernels: &Kernels,
     queue: &mut Queue<'_>,
-    mut shape: Shape,
     rule: &ShapeRule,
     args: &pl_args,
 ) -> Result<bool> {
@@ -97,25 +93,30 @@ unsafe fn launch<F: HasKernels>(
         _ => ROW_THREADS,
     };
     let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
-    let args = match step.rows {
+    let (shapes, args) = match step.rows {
         0 => {
-            shape = rule.shape(table, &step.geo, protocol, pack(step.count), most_threads);
+            let shapes = rule.shape(table, &step.geo, protocol, pack(step.count), most_threads);
             let plain = step.op == Op::Sum as u32 && step.check == 0;
-            let threads = u64::from(shape.blocks) * u64::from(shape.threads);
-            form.lay_out(table, pack(step.count), plain.then_some(threads))
+            // As many for either shape as there are packs, or for neither.
+            let threads = u64::from(shapes.usual.blocks) * u64::from(shapes.usual.threads);
+            (shapes, form.lay_out(table, pack(step.count), plain.then_some(threads)))
         }
         rows => {
+            // The kernel is told how rows are spread, so it cannot be recorded anew with another shape: the first of a chain
+            // keeps all its blocks. If they leave no room for the second, these two are not chained, and those behind are.
+            let rule = if queue.follows_ours() { rule.for_a_link() } else { *rule };
+            let mut shape = rule.rows(rows);
             let spread = form.lay_out_rows(table, pack(step.width), rows, |longest| {
                 let spread = rule.spread(rows, longest, most_threads, table.phases > 1);
                 (shape.blocks, shape.threads) = (spread.blocks, spread.threads);
                 spread.block_units
             });
             let Some(args) = spread else { return Ok(false) };
-            args
+            (shape.into(), args)
         }
     };
     *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
-    unsafe { queue.launch(kernel, shape, args)? };
+    unsafe { queue.launch(kernel, shapes, args)? };
     Ok(true)
 }

@@ -164,8 +164,8 @@ impl Drop for GraphExec {
     }
 }
 
-/// A kernel that was recorded into a graph, and all that the driver wants to hear again when the node's parameter is to be
-/// another one. Remembering allocates nothing.
+/// A kernel that was recorded into a graph, and all that the driver wants to hear again when the node's parameter or its grid is
+/// to be another one. Remembering allocates nothing.
 #[derive(Debug)]
 pub struct RecordedKernel {
     node: sys::CUgraphNode,
@@ -213,7 +213,12 @@ impl RecordedKernel {
         self.params.as_mut_ptr().cast()
     }
 
-    /// Gives the node the parameter as it is now. The node keeps its attributes and its edges.
+    /// How many blocks of how many threads [`rewrite`](Self::rewrite) makes of it.
+    pub fn set_grid(&mut self, blocks: u32, threads: u32) {
+        (self.shape.blocks, self.shape.threads) = (blocks, threads);
+    }
+
+    /// Gives the node the grid and the parameter as they are now. The node keeps its attributes and its edges.
     ///
     /// # Safety
     /// The node's capture is under way and its function's module is loaded. For the parameter as for

@@ -64,17 +64,18 @@ impl Task {
 }
 
 /// A node, to a test: 0 for what is no kernel, 1 for a kernel, 2 for one of the library's; whether it was launched
-/// programmatically; whether it lets its dependents start early; how many nodes it comes after.
-pub type Seen = [u32; 4];
+/// programmatically; whether it lets its dependents start early; how many nodes it comes after; its blocks, and threads of each.
+pub type Seen = [u32; 6];
 
 impl Node {
     fn seen(&self) -> Seen {
         let deps = self.after.len() as u32;
         match self.task.kernel() {
-            None => [0, 0, 0, deps],
+            None => [0, 0, 0, deps, 0, 0],
             Some(kernel) => {
                 let kind = if kernel.is_ours() { 2 } else { 1 };
-                [kind, kernel.programmatic.into(), kernel.dependents(), deps]
+                let (blocks, threads) = (kernel.blocks, kernel.threads);
+                [kind, kernel.programmatic.into(), kernel.dependents(), deps, blocks, threads]
             }
         }
     }

@@ -109,6 +109,8 @@ pub struct Launch {
     /// The parameter, in words, so that it is aligned for whatever struct it is.
     words: Vec<u128>,
     pub programmatic: bool,
+    pub blocks: u32,
+    pub threads: u32,
 }
 
 impl Launch {
@@ -133,7 +135,8 @@ impl Launch {
             let from = (*params).cast::<u8>();
             std::ptr::copy_nonoverlapping(from, words.as_mut_ptr().cast(), function.bytes)
         };
-        Ok(Launch { handle, function, words, programmatic })
+        let [blocks, threads] = [grid, block].map(|extents| extents.iter().product());
+        Ok(Launch { handle, function, words, programmatic, blocks, threads })
     }
 
     /// Takes another parameter; the function stays, and so do the attributes.

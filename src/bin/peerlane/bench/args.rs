@@ -164,10 +164,11 @@ pub struct Args {
     /// On GPUs: how they reach each other's slabs [default: PEERLANE_LANE, else auto]
     #[arg(long, value_name = "NAME", value_parser = named::<Lane>)]
     pub lane: Option<Lane>,
-    /// On GPUs: at most N blocks per launch, in place of the rule that ranks which share a GPU fill at most a quarter of it
+    /// On GPUs: at most N blocks per launch, in place of the rule that ranks which share a GPU fill at most half of it with captured
+    /// calls (-G) and a quarter with eager ones
     #[arg(long, value_name = "N")]
     pub blocks: Option<u32>,
-    /// On GPUs: threads of a block, a multiple of 32 up to 256
+    /// On GPUs: threads of a block, a multiple of 32 up to 512; kernels that take fewer get fewer
     #[arg(long, value_name = "N")]
     pub block_threads: Option<u32>,
     /// On GPUs: measure all-reduce, residual add and RMSNorm in one kernel; the rival is our all-reduce and a kernel of the
@@ -343,7 +344,7 @@ impl Args {
         }
         if let Some(blocks) = self.blocks {
             lines.push(format!(
-                "blocks: up to {blocks} per launch; the rule that ranks fill at most a quarter of their GPU is lifted"
+                "blocks: up to {blocks} per launch; the rule that ranks fill at most half of their GPU with captured calls, a quarter with eager ones, is lifted"
             ));
         }
         lines
