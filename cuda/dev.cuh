@@ -25,7 +25,7 @@
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
-//   (and its host) share now_ns pause launch_id square_root set_bits lowest_bit in_register
+//   (and its host) share now_ns pause linger launch_id square_root set_bits lowest_bit in_register
 //
 // -DPL_DEV_BACKEND='"file"' replaces the CPU back end by the one in that file.
 #ifndef PEERLANE_DEV_CUH
@@ -329,6 +329,13 @@ PL_FN uint64_t now_ns() {
   return t;
 }
 PL_FN void pause(uint32_t) {}
+// A quarter of a microsecond: of 300 to 600 cycles any number did.
+PL_FN void linger() {
+  const uint32_t begun = uint32_t(clock64());
+  PL_ROLL
+  while (uint32_t(clock64()) - begun < 450) {
+  }
+}
 // %gridid is unique per launch, replays included; an argument would repeat in a graph that is instantiated twice.
 PL_FN uint64_t launch_id(const pl_step&) {
   uint64_t id;
@@ -662,6 +669,7 @@ PL_FN void pause(uint32_t yield) {
   __asm__ volatile("yield");
 #endif
 }
+PL_FN void linger() {}
 PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 PL_FN uint32_t in_register(uint32_t x) { return x; }

@@ -4,6 +4,9 @@
 //   pl_unrolled_<K>_<dtype>_<protocol>_<phases> bf16, f16, f32; sum and avg by ll or sentinel, of tables that have the
 //                                               form of pl_unrolled_<K>; K is 1, 3, 7 or 15; phases is one or two,
 //                                               but for 15 by ll one alone: the tags do not fit the registers
+//   pl_unrolled_<K>_<dtype>_delta_<phases>      bf16, f16, f32; sums alone, of a pack of each piece per thread at most;
+//   K is
+//                                               1, 3 or 7
 //   pl_unrolled_<K>_norm_<dtype>_<protocol>_<phases>   the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
 //   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
 //                                               least pl_table.fan_in: 7 or 15 for ll and sentinel, 1, 3, 7 or 15
@@ -29,6 +32,8 @@ using namespace PL_NAMESPACE;
 
 template <class D>
 struct SentinelOf : Sentinel<D> {};
+template <class D>
+struct DeltaOf : Delta<D> {};
 template <class D>
 struct LlOf : Ll {};
 template <class D>
@@ -60,15 +65,16 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_KERNEL(D, name, P, proto, true, 16, 15) \
   PL_KERNEL(D, name, P, proto, false, 1, any)
 
-#define PL_HOT(D, name)                                             \
-  PL_HOT_WORDS(D, name, LlOf, ll)                                   \
-  PL_HOT_WORDS(D, name, SentinelOf, sentinel)                       \
-  PL_HOT_WORDS(D, name, FlaggedOf, flagged)                         \
-  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1)                \
-  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3)                \
-  PL_UNROLLED_KERNELS(D, name, LlOf, ll, THREADS)                   \
-  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel, SMALL_THREADS) \
-  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, THREADS, 15, 2, two)
+#define PL_HOT(D, name)                                                  \
+  PL_HOT_WORDS(D, name, LlOf, ll)                                        \
+  PL_HOT_WORDS(D, name, SentinelOf, sentinel)                            \
+  PL_HOT_WORDS(D, name, FlaggedOf, flagged)                              \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 2, 1)                     \
+  PL_KERNEL(D, name, FlaggedOf, flagged, true, 4, 3)                     \
+  PL_UNROLLED_KERNELS(D, name, LlOf, ll, THREADS)                        \
+  PL_UNROLLED_KERNELS(D, name, SentinelOf, sentinel, SMALL_THREADS)      \
+  PL_UNROLLED_KERNEL(D, name, SentinelOf, sentinel, THREADS, 15, 2, two) \
+  PL_DELTA_KERNELS(D, name)
 
 #define PL_OTHER(D, name)                     \
   PL_KERNEL(D, name, LlOf, ll, false, 1, any) \
@@ -88,6 +94,15 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 1, 2, two)    \
   PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 3, 2, two)    \
   PL_UNROLLED_KERNEL(D, name, P, proto, SMALL, 7, 2, two)
+
+// What they remember takes registers, in two phases of eight ranks too many for more threads.
+#define PL_DELTA_KERNELS(D, name)                                       \
+  PL_UNROLLED_KERNEL(D, name, DeltaOf, delta, SMALL_THREADS, 1, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, DeltaOf, delta, SMALL_THREADS, 3, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, DeltaOf, delta, SMALL_THREADS, 7, 1, one) \
+  PL_UNROLLED_KERNEL(D, name, DeltaOf, delta, SMALL_THREADS, 1, 2, two) \
+  PL_UNROLLED_KERNEL(D, name, DeltaOf, delta, SMALL_THREADS, 3, 2, two) \
+  PL_UNROLLED_KERNEL(D, name, DeltaOf, delta, THREADS, 7, 2, two)
 
 #define PL_UNROLLED_NORM_KERNEL(D, name, P, proto, K, PHASES, phases, THREADS)                        \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                            \

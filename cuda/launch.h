@@ -141,9 +141,9 @@ typedef struct {
 
 /* One per channel, in the rank's own memory, never in the slab (which may be host memory). */
 typedef struct {
-  uint64_t turn;    /* epoch of the next step << PL_TURN_BITS | of the launch in flight; 0 there when idle: step.cuh */
-  uint32_t entered; /* blocks of the launch that have begun; 0 again once all have */
-  uint32_t reserved;
+  uint64_t turn;     /* epoch of the next step << PL_TURN_BITS | of the launch in flight; 0 there when idle: step.cuh */
+  uint32_t entered;  /* blocks of the launch that have begun; 0 again once all have */
+  uint32_t rearming; /* 1: words that have been armed again may be under way (land_rearmed in step.cuh) */
 } pl_channel;
 
 /* Offsets into a slab, in bytes; the same on all ranks. Derived from the capacity and the schedule, never from the
@@ -194,6 +194,11 @@ typedef struct {
   float eps, weight_bias;
   void* squares; /* own scratch of the channel, zero at first: two halves of words, see cuda/spread.cuh; NULL: none */
   uint64_t squares_half_bytes;
+  /* What both ends of a slot remember, in the rank's own memory, see cuda/protocol_delta.cuh. `seen_shift`: added to
+   * the address of a word in the own slab it is the address of the last word that was read there. `sent`: the last
+   * words sent, by phase, send and buffer; NULL: the step goes by another protocol. */
+  uint64_t seen_shift;
+  void* sent;
   pl_geometry geo;
   pl_state* state;
   pl_channel* channel;

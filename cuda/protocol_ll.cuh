@@ -16,6 +16,7 @@ namespace PL_NAMESPACE {
 
 struct Ll {
   static constexpr bool HAS_STRAIGHT = false;  // see straight.cuh
+  static constexpr bool REMEMBERS = false;     // see protocol_delta.cuh
   static constexpr bool BULK = false, WHOLE = true;
 
   static PL_FN bool moves_data(const TableStep&, uint32_t) { return true; }
@@ -70,7 +71,7 @@ struct Ll {
     return true;
   }
   static PL_FN uint32_t legal(uint32_t word) { return word; }
-  static PL_FN void rearm_at(char*, const Span&, bool) {}
+  static PL_FN void consumed_at(const Step&, char*, const Span&) {}
 
   template <uint32_t K, bool WIDE>
   static PL_FN bool gather(TableStep& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {

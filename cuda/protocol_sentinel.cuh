@@ -30,6 +30,7 @@ template <class D>
 struct Sentinel {
   static_assert(D::WORDS_HAVE_NAN, "all ones must be a NaN of the type");
   static constexpr bool HAS_STRAIGHT = true;  // see straight.cuh
+  static constexpr bool REMEMBERS = false;    // see protocol_delta.cuh
   static constexpr bool BULK = false, WHOLE = true;
   static constexpr uint32_t UNWRITTEN = 0xffffffffu;
 
@@ -94,6 +95,7 @@ struct Sentinel {
     for (uint32_t k = 0; k < N; ++k) most = larger(most, largest(raw[k]));
     return most != UNWRITTEN;
   }
+  static PL_FN void consumed_at(const Step&, char* p, const Span& span) { rearm_at(p, span, false); }
   static PL_FN void rearm_at(char* p, const Span& span, bool wide) {
     const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
     PL_ROLL
@@ -103,6 +105,11 @@ struct Sentinel {
   // Of a pack that has been polled: UNWRITTEN, which no word exceeds, if one of its words has not been written.
   static PL_FN uint32_t largest(const dev::Raw& raw) {
     return larger(larger(raw.word(0), raw.word(1)), larger(raw.word(2), raw.word(3)));
+  }
+  static PL_FN bool is_missing(const Step&, const char* p) {
+    dev::Raw raw;
+    dev::poll_4x32(p, raw.words(0));
+    return largest(raw) == UNWRITTEN;
   }
   static PL_FN void rearm_if(bool on, char* p) {
     const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};

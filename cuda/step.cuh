@@ -262,7 +262,18 @@ PL_COLD void end_failed(const pl_step& a, uint64_t epoch) {
 // to which the host gives nothing else to do where there are blocks to spare. One thread's fence is enough: all of the
 // step before happened before this launch, and all of the next launch happens after it.
 PL_FN void land_rearmed(const Step& s) {
-  if (PL_UNLIKELY(s.a.host_staged) && dev::block() == dev::blocks() - 1) dev::fence_system();
+  if (PL_UNLIKELY(s.a.host_staged) && dev::block() == dev::blocks() - 1) {
+    if (dev::tid() == 0) dev::local_store32(&s.a.channel->rearming, 1);
+    dev::fence_system();
+  }
+}
+// The same in steps that arm nothing (delta), and so need no fence but behind one of the others, which may have armed
+// words after its own. `rearming`: what stands in the channel, asked for early.
+PL_FN void land_rearmed_once(const Step& s, uint32_t rearming) {
+  if (PL_UNLIKELY(rearming != 0) && dev::block() == dev::blocks() - 1 && dev::tid() == 0) {
+    dev::fence_system();
+    dev::local_store32(&s.a.channel->rearming, 0);
+  }
 }
 
 // Every block that began ends here, with its own verdict.

@@ -1,6 +1,7 @@
 // The hottest path: sums by `one_shot`, and by `two_shot` and `dual_owner` (a reduce-scatter, then an all-gather), over
-// `sentinel`, where every thread has at most one pack of each piece. The host says which launches are of this kind
-// (pl_unrolled_*.straight). `ll` is for types without it, whose messages are small; its tags take twice the registers.
+// `sentinel` or `delta`, where every thread has at most one pack of each piece. The host says which launches are of
+// this kind (pl_unrolled_*.straight). `ll` is for types without them, whose messages are small; its tags take twice the
+// registers.
 //
 // It does what Unrolled does (unrolled.cuh), pack for pack and in the same order, without a loop or a branch between
 // the first load and the last store: what a thread has no part in is switched off by a predicate. At these sizes a step
@@ -14,12 +15,13 @@
 #define PEERLANE_STRAIGHT_CUH
 
 #include "fan.cuh"
+#include "protocol_delta.cuh"
 
 namespace PL_NAMESPACE {
 
-template <class D, uint32_t K>
+template <class D, class P, uint32_t K>
 struct Straight {
-  using Words = Sentinel<D>;
+  using Words = P;
   using Phase = typename Fan<K>::Phase;
   static constexpr uint32_t LEAVES = K + 1, WORDS = PL_PACK_BYTES / 4;
 
@@ -29,6 +31,9 @@ struct Straight {
   uint64_t place = 0;  // of that pack in any slot of the buffer in use
   dev::Raw mine;       // the rank's own operand
   dev::Raw sent[K];    // two phases: what goes to the owners of the other pieces
+  dev::Raw last[K];    // delta: what went there before
+  dev::Raw recalled[2];
+  uint32_t rearming = 0;
 
   PL_FN Straight(Step& step, const typename Fan<K>::Args& args)
       : s(step), u(args), j(dev::block() * dev::threads() + dev::tid()) {}
@@ -51,8 +56,43 @@ struct Straight {
     for (uint32_t w = 0; w < WORDS; ++w) *words.words(w) = Words::legal(raw.word(w));
     return words;
   }
-  PL_FN void send_to(const Phase& ph, uint32_t k, dev::Raw words) {
-    dev::post_4x32_if(j < ph.send_packs[k], at(ph.to[k]), words.words(0));
+  PL_FN void post_if(bool on, const Phase& ph, uint32_t send, uint32_t k, dev::Raw words) {
+    if constexpr (Words::REMEMBERS)
+      Words::post_if(on, at(ph.to[k]), sent_at(send + k), last[k], words);
+    else
+      dev::post_4x32_if(on, at(ph.to[k]), words.words(0));
+  }
+
+  // delta: where it is remembered what was sent, and what stands there. It is asked for long before it is needed: for
+  // the first phase of two ranks before it is known which buffer it will be.
+  static constexpr bool EARLY = K == 1;
+  PL_FN char* sent_at(uint32_t send) const { return Words::sent(s, send) + uint64_t(j) * Words::PACK_BYTES; }
+  PL_FN void recall_early(bool on) {
+    if constexpr (Words::REMEMBERS) rearming = dev::local_load32(&s.a.channel->rearming);
+    if constexpr (Words::REMEMBERS && EARLY) {
+      char* first = static_cast<char*>(s.a.sent) + uint64_t(j) * Words::PACK_BYTES;
+      PL_EACH
+      for (uint32_t b = 0; b < Words::BUFFERS; ++b)
+        dev::poll_4x32_if(on, first + b * s.a.geo.slot_bytes, clear(recalled[b]).words(0));
+    }
+  }
+  template <class On>
+  PL_FN void recall(uint32_t send, On on) {
+    if constexpr (Words::REMEMBERS) {
+      if (EARLY && send == 0) {
+        PL_EACH
+        for (uint32_t w = 0; w < WORDS; ++w)
+          *last[0].words(w) = uint32_t(s.epoch) & s.a.geo.rotation ? recalled[1].word(w) : recalled[0].word(w);
+        return;
+      }
+      PL_EACH
+      for (uint32_t k = 0; k < K; ++k) dev::poll_4x32_if(on(k), sent_at(send + k), clear(last[k]).words(0));
+    }
+  }
+  static PL_FN dev::Raw& clear(dev::Raw& raw) {
+    PL_EACH
+    for (uint32_t w = 0; w < WORDS; ++w) *raw.words(w) = 0;
+    return raw;
   }
 
   // Waits for the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
@@ -64,32 +104,61 @@ struct Straight {
     const char* slots[N];
     PL_EACH
     for (uint32_t k = 0; k < N; ++k) slots[k] = at(ph.at[k]);
-    return await(
-        s,
-        [&] {
-          PL_EACH
-          for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
-          uint32_t largest = 0;
-          PL_EACH
-          for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
-          return largest != Words::UNWRITTEN;
-        },
-        [&] { return missing_peer(ph, wanted); });
+    const auto poll = [&] {
+      PL_EACH
+      for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
+    };
+    const auto missing = [&] { return missing_peer(ph, wanted); };
+    if constexpr (Words::REMEMBERS) {
+      dev::Raw before[N];
+      PL_EACH
+      for (uint32_t k = 0; k < N; ++k) {
+        PL_EACH
+        for (uint32_t w = 0; w < WORDS; ++w) *before[k].words(w) = ~raw[k].word(w);  // what is not awaited differs
+        dev::poll_4x32_if(wanted >> k & 1, Words::seen(s, slots[k]), before[k].words(0));
+      }
+      const auto come = [&] {
+        poll();
+        uint32_t least = ~0u;
+        PL_EACH
+        for (uint32_t k = 0; k < N; ++k) least = smaller(least, Words::least_change(raw[k], before[k]));
+        return least != 0;
+      };
+      if (PL_UNLIKELY(!await(s, come, missing))) return false;
+      PL_EACH
+      for (uint32_t k = 0; k < N; ++k) Words::take_if(wanted >> k & 1, s, at(ph.at[k]), raw[k], before[k]);
+      return true;
+    } else {
+      const auto come = [&] {
+        poll();
+        uint32_t largest = 0;
+        PL_EACH
+        for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
+        return largest != Words::UNWRITTEN;
+      };
+      return await(s, come, missing);
+    }
   }
   // Looked for once a wait has ended in vain.
   PL_FN uint32_t missing_peer(const Phase& ph, uint32_t wanted) {
     PL_ROLL
     for (uint32_t k = 0; k < LEAVES; ++k) {
-      dev::Raw seen;
-      if (!(wanted >> k & 1)) continue;
-      dev::poll_4x32(at(ph.at[k]), seen.words(0));
-      if (Words::largest(seen) == Words::UNWRITTEN) return ph.from[k];
+      if ((wanted >> k & 1) && Words::is_missing(s, at(ph.at[k]))) return ph.from[k];
     }
     return wanted ? ph.from[dev::lowest_bit(wanted)] : s.a.rank;  // it has come since
   }
+  // Between the first sends and the first polls.
+  PL_FN void land() {
+    if constexpr (Words::REMEMBERS) {
+      land_rearmed_once(s, rearming);
+      if (u.widest <= Words::LINGER_PACKS) dev::linger();
+    } else {
+      land_rearmed(s);
+    }
+  }
   template <uint32_t N>
   PL_FN void rearm(const Phase& ph, uint32_t read) {
-    PL_EACH
+    if constexpr (!Words::REMEMBERS) PL_EACH
     for (uint32_t k = 0; k < N; ++k) Words::rearm_if(read >> k & 1, at(ph.at[k]));
   }
 
@@ -116,17 +185,21 @@ struct Straight {
   }
 
   // one_shot: the tile to all, the sum of all.
-  PL_FN void load_one() { dev::pack_load_if(j < u.widest, mine, input(0)); }
+  PL_FN void load_one() {
+    recall_early(j < u.widest);
+    dev::pack_load_if(j < u.widest, mine, input(0));
+  }
   PL_FN bool run_one() {
     const Phase& ph = u.phase[0];
     const bool has = j < u.widest;
     clear_old_tags(s);
     find_place();
-    dev::Raw words = legal(mine);
     const uint32_t peers = dev::set_bits(ph.remote);
+    recall(0, [&](uint32_t k) { return has && k < peers; });
+    const dev::Raw words = legal(mine);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) dev::post_4x32_if(has && k < peers, at(ph.to[k]), words.words(0));
-    land_rearmed(s);
+    for (uint32_t k = 0; k < K; ++k) post_if(has && k < peers, ph, 0, k, words);
+    land();
     const uint32_t wanted = has ? ph.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;
@@ -138,6 +211,7 @@ struct Straight {
   // two phases: each piece to its owners, the sum of the own one to those who need it, theirs from them.
   PL_FN void load_two() {
     const Phase& ph = u.phase[0];
+    recall_early(j < ph.send_packs[0]);
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) dev::pack_load_if(j < ph.send_packs[k], sent[k], input(ph.send_first[k]));
     dev::pack_load_if(j < ph.item_packs[0], mine, input(ph.item_first[0]));
@@ -146,16 +220,18 @@ struct Straight {
     const Phase &scatter = u.phase[0], &collect = u.phase[1];
     clear_old_tags(s);
     find_place();
+    recall(0, [&](uint32_t k) { return j < scatter.send_packs[k]; });
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) send_to(scatter, k, legal(sent[k]));
-    land_rearmed(s);
+    for (uint32_t k = 0; k < K; ++k) post_if(j < scatter.send_packs[k], scatter, 0, k, legal(sent[k]));
+    recall(K, [&](uint32_t k) { return j < collect.send_packs[k]; });
+    land();
     const bool owns = j < scatter.item_packs[0];
     const uint32_t parts = owns ? scatter.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(scatter, parts, total))) return false;
-    dev::Raw words = legal(total);
+    const dev::Raw words = legal(total);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) send_to(collect, k, words);
+    for (uint32_t k = 0; k < K; ++k) post_if(j < collect.send_packs[k], collect, K, k, words);
     dev::pack_store_if(owns, output(scatter.item_first[0]), total);
     rearm<LEAVES>(scatter, parts);
     s.phase = 1;

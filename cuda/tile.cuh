@@ -7,6 +7,7 @@
 namespace PL_NAMESPACE {
 
 PL_FN uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
+PL_FN uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
 
 // Why a thread gave up, for the record.
 struct Verdict {

@@ -145,7 +145,11 @@ struct Unrolled {
   }
   PL_FN void send_to(const Phase& ph, uint32_t row, uint32_t j, uint32_t k, const dev::Raw& raw) {
     const Span span = sent(ph, row, j, k);
-    P::put_at(s, destination(ph, k, span), span, raw, false);
+    char* to = destination(ph, k, span);
+    if constexpr (P::REMEMBERS)
+      P::put_at(to, P::sent(s, s.phase * K + k) + span.in_piece * P::PACK_BYTES, span, raw);
+    else
+      P::put_at(s, to, span, raw, false);
   }
   PL_FN char* destination(const Phase& ph, uint32_t k, const Span& span) const {
     return reinterpret_cast<char*>(ph.to[k] + half) + span.in_piece * P::PACK_BYTES;
@@ -183,10 +187,10 @@ struct Unrolled {
     return ph.from[dev::lowest_bit(wanted)];  // it has come since
   }
   template <class SpanOf>
-  PL_FN void rearm(const Phase& ph, uint32_t read, SpanOf span) {
+  PL_FN void consumed(const Phase& ph, uint32_t read, SpanOf span) {
     PL_EACH
     for (uint32_t k = 0; k < LEAVES; ++k)
-      if (read >> k & 1) P::rearm_at(slot(ph, k, span(k)), span(k), false);
+      if (read >> k & 1) P::consumed_at(s, slot(ph, k, span(k)), span(k));
   }
 
   // Leaves that do not arrive, before the wait: the rank's own pack, and those of nobody.
@@ -217,7 +221,7 @@ struct Unrolled {
     set_leaves(mine, own, raw);
     if constexpr (SPREAD && ONE) load_early(row, span);
     if (!gather(ph, ph.remote, same, raw)) return false;
-    rearm(ph, ph.remote, same);
+    consumed(ph, ph.remote, same);
     dev::Out<typename D::T> out(output(span), span.bytes);
     typename D::A total[dev::STRIP * elements<D>()];
     const uint32_t n = extent<D>(span);
@@ -256,7 +260,7 @@ struct Unrolled {
     set_leaves(raw[0], 0, raw);
     if constexpr (SPREAD) prefetch_unit(row, j);
     if (!gather(ph, wanted, own, raw)) return false;
-    rearm(ph, wanted, own);
+    consumed(ph, wanted, own);
     if constexpr (SPREAD)
       if (PL_LIKELY(turns.once(u.widest))) {
         PL_EACH
@@ -286,7 +290,12 @@ struct Unrolled {
       send(ph, row, j);
       return true;
     });
-    if (loaded) land_rearmed(s);
+    if (loaded) {
+      if constexpr (P::REMEMBERS)
+        land_rearmed_once(s, dev::local_load32(&s.a.channel->rearming));
+      else
+        land_rearmed(s);
+    }
     return turns.each(u.widest, [&](uint32_t row, uint32_t j) { return fold(ph, row, j); });
   }
   PL_FN bool run() {
@@ -355,26 +364,33 @@ PL_COLD void fill_own_unrolled(const typename Fan<K>::Args& u) {
   Unrolled<D, P, K, PHASES, ROWS>(s, u).fill_own();
 }
 
-// One step: sums and averages of floats, by ll or sentinel.
+template <class D, class P, uint32_t K, uint32_t PHASES, class Fill>
+PL_FN void all_reduce_straight(const typename Fan<K>::Args& u, Fill fill) {
+  Step s(u.step, 0, 0);
+  Straight<D, P, K> steps(s, u);
+  PHASES == 1 ? steps.load_one() : steps.load_two();
+  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
+  const bool ok = PHASES == 1 ? steps.run_one() : steps.run_two();
+  end<D>(s, ok, fill);
+}
+
+// One step: sums and averages of floats, by a word protocol. On a GPU delta has the short path alone.
 template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
   const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, false>(u); };
-  if constexpr (dev::STRIP == 1 && P::HAS_STRAIGHT)
-    if (PL_LIKELY(u.straight)) {
-      Step s(u.step, 0, 0);
-      Straight<D, K> steps(s, u);
-      PHASES == 1 ? steps.load_one() : steps.load_two();
-      if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-      const bool ok = PHASES == 1 ? steps.run_one() : steps.run_two();
-      return end<D>(s, ok, fill);
-    }
-  if (u.step.count == 0) return;  // an empty call is no step
-  Step s(u.step, u.step.count / elements<D>(), 0);
-  Unrolled<D, P, K, PHASES, false> steps(s, u);
-  steps.load_first();
-  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-  const bool ok = may_run(s) && steps.run();
-  end<D>(s, ok, fill);
+  if constexpr (dev::STRIP == 1 && P::REMEMBERS) {
+    all_reduce_straight<D, P, K, PHASES>(u, fill);
+  } else {
+    if constexpr (dev::STRIP == 1 && P::HAS_STRAIGHT)
+      if (PL_LIKELY(u.straight)) return all_reduce_straight<D, P, K, PHASES>(u, fill);
+    if (u.step.count == 0) return;  // an empty call is no step
+    Step s(u.step, u.step.count / elements<D>(), 0);
+    Unrolled<D, P, K, PHASES, false> steps(s, u);
+    steps.load_first();
+    if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
+    const bool ok = may_run(s) && steps.run();
+    end<D>(s, ok, fill);
+  }
 }
 
 // The same with add + RMSNorm: on a GPU see spread.cuh, on a CPU all_reduce_add_rms_norm in all_reduce.cuh.

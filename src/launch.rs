@@ -264,7 +264,7 @@ const _: () = {
 pub struct pl_channel {
     pub turn: u64,
     pub entered: u32,
-    pub reserved: u32,
+    pub rearming: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -272,8 +272,8 @@ const _: () = {
     ["Alignment of pl_channel"][::std::mem::align_of::<pl_channel>() - 8usize];
     ["Offset of field: pl_channel::turn"][::std::mem::offset_of!(pl_channel, turn) - 0usize];
     ["Offset of field: pl_channel::entered"][::std::mem::offset_of!(pl_channel, entered) - 8usize];
-    ["Offset of field: pl_channel::reserved"]
-        [::std::mem::offset_of!(pl_channel, reserved) - 12usize];
+    ["Offset of field: pl_channel::rearming"]
+        [::std::mem::offset_of!(pl_channel, rearming) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -345,6 +345,8 @@ pub struct pl_step {
     pub weight_bias: f32,
     pub squares: *mut ::std::os::raw::c_void,
     pub squares_half_bytes: u64,
+    pub seen_shift: u64,
+    pub sent: *mut ::std::os::raw::c_void,
     pub geo: pl_geometry,
     pub state: *mut pl_state,
     pub channel: *mut pl_channel,
@@ -355,7 +357,7 @@ pub struct pl_step {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 424usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 440usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
     ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 0usize];
     ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 128usize];
@@ -393,15 +395,18 @@ const _: () = {
     ["Offset of field: pl_step::squares"][::std::mem::offset_of!(pl_step, squares) - 288usize];
     ["Offset of field: pl_step::squares_half_bytes"]
         [::std::mem::offset_of!(pl_step, squares_half_bytes) - 296usize];
-    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 304usize];
-    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 384usize];
-    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 392usize];
-    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 400usize];
-    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 408usize];
+    ["Offset of field: pl_step::seen_shift"]
+        [::std::mem::offset_of!(pl_step, seen_shift) - 304usize];
+    ["Offset of field: pl_step::sent"][::std::mem::offset_of!(pl_step, sent) - 312usize];
+    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 320usize];
+    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 400usize];
+    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 408usize];
+    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 416usize];
+    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 424usize];
     ["Offset of field: pl_step::host_staged"]
-        [::std::mem::offset_of!(pl_step, host_staged) - 416usize];
+        [::std::mem::offset_of!(pl_step, host_staged) - 432usize];
     ["Offset of field: pl_step::dependents"]
-        [::std::mem::offset_of!(pl_step, dependents) - 420usize];
+        [::std::mem::offset_of!(pl_step, dependents) - 436usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -411,10 +416,10 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2576usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2592usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 424usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 440usize];
 };
 pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
 pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
@@ -478,21 +483,21 @@ pub struct pl_unrolled_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 568usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 584usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
-        [::std::mem::offset_of!(pl_unrolled_1, phases) - 424usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 440usize];
     ["Offset of field: pl_unrolled_1::straight"]
-        [::std::mem::offset_of!(pl_unrolled_1, straight) - 426usize];
+        [::std::mem::offset_of!(pl_unrolled_1, straight) - 442usize];
     ["Offset of field: pl_unrolled_1::widest"]
-        [::std::mem::offset_of!(pl_unrolled_1, widest) - 428usize];
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 444usize];
     ["Offset of field: pl_unrolled_1::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 432usize];
+        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 448usize];
     ["Offset of field: pl_unrolled_1::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 452usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 456usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -552,21 +557,21 @@ pub struct pl_unrolled_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 712usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 728usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
-        [::std::mem::offset_of!(pl_unrolled_3, phases) - 424usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 440usize];
     ["Offset of field: pl_unrolled_3::straight"]
-        [::std::mem::offset_of!(pl_unrolled_3, straight) - 426usize];
+        [::std::mem::offset_of!(pl_unrolled_3, straight) - 442usize];
     ["Offset of field: pl_unrolled_3::widest"]
-        [::std::mem::offset_of!(pl_unrolled_3, widest) - 428usize];
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 444usize];
     ["Offset of field: pl_unrolled_3::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 432usize];
+        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 448usize];
     ["Offset of field: pl_unrolled_3::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 452usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 456usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -626,21 +631,21 @@ pub struct pl_unrolled_7 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 968usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 984usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
-        [::std::mem::offset_of!(pl_unrolled_7, phases) - 424usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 440usize];
     ["Offset of field: pl_unrolled_7::straight"]
-        [::std::mem::offset_of!(pl_unrolled_7, straight) - 426usize];
+        [::std::mem::offset_of!(pl_unrolled_7, straight) - 442usize];
     ["Offset of field: pl_unrolled_7::widest"]
-        [::std::mem::offset_of!(pl_unrolled_7, widest) - 428usize];
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 444usize];
     ["Offset of field: pl_unrolled_7::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 432usize];
+        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 448usize];
     ["Offset of field: pl_unrolled_7::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 452usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 456usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -700,22 +705,22 @@ pub struct pl_unrolled_15 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1496usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1512usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
-        [::std::mem::offset_of!(pl_unrolled_15, phases) - 424usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 440usize];
     ["Offset of field: pl_unrolled_15::straight"]
-        [::std::mem::offset_of!(pl_unrolled_15, straight) - 426usize];
+        [::std::mem::offset_of!(pl_unrolled_15, straight) - 442usize];
     ["Offset of field: pl_unrolled_15::widest"]
-        [::std::mem::offset_of!(pl_unrolled_15, widest) - 428usize];
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 444usize];
     ["Offset of field: pl_unrolled_15::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 432usize];
+        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 448usize];
     ["Offset of field: pl_unrolled_15::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 452usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 456usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -739,19 +744,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 496usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 512usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 424usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 432usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 440usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 448usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 440usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 448usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 456usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 464usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 472usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 480usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 484usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 488usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 492usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 456usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 464usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 472usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 480usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 488usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 496usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 500usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 504usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 508usize];
 };

@@ -10,7 +10,8 @@ mod cases;
 mod common;
 
 use cases::{
-    boxes, fused_plan, mixed_plan, plain_plan, plan, wide_plan, Random, Runner, Way, WAYS,
+    boxes, delta_plan, fused_plan, mixed_plan, plain_plan, plan, wide_plan, Random, Runner, Way,
+    WAYS,
 };
 use peerlane::schedule::Goal;
 use peerlane::{Algorithm, Protocol};
@@ -107,6 +108,26 @@ fn fused_rows_are_right_on_a_hostile_fabric() {
     let steps = steps.into_inner();
     println!("{} seeds, {steps} fused steps", cases.into_inner());
     assert!(steps >= (last - first) * cells.len() as u64);
+}
+
+/// Words that are new because they differ from the last ones, between steps of any kind on the same channel.
+#[test]
+fn words_that_differ_are_right_on_a_hostile_fabric() {
+    let boxes = boxes();
+    let only = number("PL_EXPLORER_SEED");
+    let seeds = number("PL_EXPLORER_SEEDS").unwrap_or(6000);
+    let seeds: Vec<u64> = only.map_or((0..seeds).collect(), |seed| vec![seed]);
+    let (steps, last) = (AtomicU64::new(0), seeds.len() as u64);
+    in_parallel(&seeds, |runner, &seed| {
+        let plan = delta_plan(&boxes, seed);
+        if let Some(complaint) = runner.run(&plan).complaint() {
+            panic!("{}: {complaint}\nreplay: PL_EXPLORER_SEED={seed}", plan.name);
+        }
+        steps.fetch_add(std::mem::take(&mut runner.delta_steps), Ordering::Relaxed);
+    });
+    let steps = steps.into_inner();
+    println!("{last} seeds, {steps} steps of a rank by delta");
+    assert!(steps >= last * 10);
 }
 
 /// Rows whose lanes add several packs each, which are gathered in several rounds.

@@ -9,7 +9,9 @@
 mod cases;
 mod common;
 
-use cases::{boxes, fused_plan, plain_plan, plan, step, Box_, Plan, Random, Runner, Way, WAYS};
+use cases::{
+    boxes, delta_plan, fused_plan, plain_plan, plan, step, Box_, Plan, Random, Runner, Way, WAYS,
+};
 use common::world::mix;
 use explorer::control;
 use peerlane::launch::*;
@@ -110,6 +112,34 @@ fn one_half_is_not_enough() {
 #[test]
 fn words_must_be_armed_again() {
     caught("no re-arm", 10, any(&boxes(), SENTINEL), |p| p.control = control::NO_REARM);
+}
+
+/// What `delta` rests on: two buffers, a region for each schedule, words that come again sent as all ones, both ends' memory, and
+/// the wait for a word that differs.
+#[test]
+fn words_that_differ_need_each_of_their_safeguards() {
+    let boxes = boxes();
+    let plan_of = |seed| delta_plan(&boxes, seed);
+    caught("delta, one half", 100, plan_of, |p| p.one_half = true);
+    caught("delta, one region", 100, plan_of, |p| p.one_delta = true);
+    caught("delta, same word not sent", 20, plan_of, |p| p.control = control::NO_REARM);
+    caught("delta, nothing remembered", 20, plan_of, |p| p.control = control::FORGETS);
+    caught("delta, old words taken", 20, plan_of, |p| p.control = control::ALL_IS_NEW);
+    // Words armed again four steps ago, with steps by delta alone between, which would not have fenced by themselves.
+    let between = |seed: u64| {
+        let mut plan = delta_plan(&boxes, seed);
+        let mut r = Random(mix(seed ^ 0x0fe9));
+        (plan.host_staged, plan.late_rearms) = (true, true);
+        let deltas: Vec<_> = plan.steps.iter().filter(|step| step.delta).cloned().collect();
+        let armed = deltas.first().map(|first| step(&mut r, &first.tables, Protocol::Sentinel));
+        let (Some(armed), Some(delta)) = (armed, deltas.first()) else { return plan };
+        plan.steps = (0..3)
+            .flat_map(|_| [armed.clone(), delta.clone(), delta.clone(), delta.clone()])
+            .collect();
+        plan.rank_steps = vec![plan.steps.len() as u32; plan.n];
+        plan
+    };
+    caught("delta, re-arms under way", 400, between, |p| p.control = control::NO_WORD_OF_REARMS);
 }
 
 #[test]

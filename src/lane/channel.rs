@@ -5,7 +5,7 @@ use crate::launch::{pl_channel, PL_TURN_BITS};
 impl pl_channel {
     /// A channel that nothing runs on, whose next step has this epoch.
     pub fn idle_at(epoch: u64) -> Self {
-        pl_channel { turn: epoch << PL_TURN_BITS, entered: 0, reserved: 0 }
+        pl_channel { turn: epoch << PL_TURN_BITS, entered: 0, rearming: 0 }
     }
 
     /// The epoch of the next step, or of the one in flight.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0        header: pl_record[16], one per rank that may give up
-//! 4096     channel 0   calls | flags, half 0 and 1 | ll, half 0 and 1 | sentinel, ... | flagged, ...
+//! 4096     channel 0   calls | flags, half 0 and 1 | ll, half 0 and 1 | sentinel, ... | delta, ... | flagged, ...
 //!          channel 1   likewise
 //! ```
 //! Every offset follows from the slab's size, the number of channels and the schedule's slot counts, never from the
@@ -25,6 +25,8 @@ const MAX_FLAGS_HALF: u64 = 2048 * FLAG_BYTES;
 const MIN_BUFFER: u64 = 512 << 10;
 /// Least channel: the largest schedule (dual_owner over islands of 1 and 15) has 225 slots, and each must hold a pack.
 const MIN_CHANNEL: u64 = 640 << 10;
+/// Schedules with a region of their own for `delta`: one of one phase and one of two.
+const DELTAS: u64 = 2;
 
 /// The layout of every slab of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Layout {
     buffers: u64,
     /// Buffers of `sentinel`'s.
     sentinel_buffers: u64,
+    /// Schedules that have a region for `delta`: [`DELTAS`] or none.
+    deltas: u64,
     channels: u64,
     channel_bytes: u64,
     flags_half_bytes: u64,
@@ -50,7 +54,14 @@ impl Layout {
         }
         let channel_bytes = (slab_bytes - PAGE) / channels / PAGE * PAGE;
         let flags_half_bytes = (channel_bytes / 16 / PAGE * PAGE).min(MAX_FLAGS_HALF);
-        Ok(Layout { buffers: 2, sentinel_buffers: 2, channels, channel_bytes, flags_half_bytes })
+        Ok(Layout {
+            buffers: 2,
+            sentinel_buffers: 2,
+            deltas: 0,
+            channels,
+            channel_bytes,
+            flags_half_bytes,
+        })
     }
 
     /// The same with more than two buffers for the bulk protocol, as many of 4 and 8 as have room for a typical message.
@@ -63,10 +74,11 @@ impl Layout {
         self
     }
 
-    /// The same for slabs in host memory that GPUs write, where words that `sentinel` has armed again land late: see
-    /// `cuda/protocol_sentinel.cuh`.
+    /// The same for slabs in host memory that GPUs write, where words that `sentinel` has armed again land late
+    /// (`cuda/protocol_sentinel.cuh`), and where sums of some schedules go by `delta`.
     pub fn with_late_rearms(mut self) -> Self {
         self.sentinel_buffers = 4;
+        self.deltas = DELTAS;
         self
     }
 
@@ -81,16 +93,50 @@ impl Layout {
     }
 
     /// Start and length of all buffers of a protocol's data region in a channel. `flagged` carries the large messages
-    /// and gets half of the room, the two word protocols a quarter each.
+    /// and gets half of the room, the two word protocols a quarter each. With `delta`, which takes the place of `sentinel` where most
+    /// is sent and of `ll` everywhere, those three and `flagged` get a quarter, a quarter, an eighth and three eighths.
     pub fn region(&self, channel: usize, protocol: Protocol) -> (u64, u64) {
+        let (data, quarter) = self.data(channel);
+        let ll = quarter / if self.deltas == 0 { 1 } else { 2 } / PAGE * PAGE;
+        let delta = if self.deltas == 0 { 0 } else { quarter };
+        match protocol {
+            Protocol::Ll => (data, ll),
+            Protocol::Sentinel => (data + ll, quarter),
+            Protocol::Flagged => (data + ll + quarter + delta, 3 * quarter - ll - delta),
+        }
+    }
+
+    /// The same of `delta` for the schedules of so many phases that go by it: a word is new there if it differs from the one that
+    /// the same schedule has sent before. None where the slab has no such region.
+    fn delta_region(&self, channel: usize, phases: u8) -> Option<(u64, u64)> {
+        let (start, bytes) = self.region(channel, Protocol::Sentinel);
+        let (_, quarter) = self.data(channel);
+        let share = quarter.checked_div(self.deltas)? / PAGE * PAGE;
+        let at = u64::from(phases).checked_sub(1).filter(|at| *at < self.deltas)?;
+        Some((start + bytes + at * share, share))
+    }
+
+    /// Where a channel's data begins, and a quarter of its length.
+    fn data(&self, channel: usize) -> (u64, u64) {
         let start = PAGE + channel as u64 * self.channel_bytes;
         let data = start + PAGE + 2 * self.flags_half_bytes;
-        let quarter = (start + self.channel_bytes - data) / 4 / PAGE * PAGE;
-        match protocol {
-            Protocol::Ll => (data, quarter),
-            Protocol::Sentinel => (data + quarter, quarter),
-            Protocol::Flagged => (data + 2 * quarter, 2 * quarter),
-        }
+        (data, (start + self.channel_bytes - data) / 4 / PAGE * PAGE)
+    }
+
+    /// Where a step of `table` over `delta` finds everything; none where the slab has no room for it. One table alone of so many
+    /// phases may be used with it.
+    pub fn delta_geometry(&self, channel: usize, table: &pl_table) -> Option<pl_geometry> {
+        let (data, bytes) = self.delta_region(channel, table.phases)?;
+        let half_bytes = bytes / 2 / PAGE * PAGE;
+        let slot_bytes = half_bytes / u64::from(table.slots.max(1)) / SLOT_ALIGN * SLOT_ALIGN;
+        let geometry = self.geometry(channel, Protocol::Sentinel, table);
+        (slot_bytes > 0).then_some(pl_geometry {
+            data,
+            half_bytes,
+            slot_bytes,
+            rotation: 1,
+            ..geometry
+        })
     }
 
     /// Where a step of `table` over `protocol` finds everything.
@@ -135,9 +181,14 @@ pub fn step_packs(
     dtype: DType,
     protocol: Protocol,
 ) -> u64 {
+    tile_packs(table, slot_packs(geometry, table, dtype, protocol))
+}
+
+/// Packs of the largest tile whose every piece has at most `longest` packs.
+pub fn tile_packs(table: &pl_table, longest: u64) -> u64 {
     let (widest, den) = widest_piece(table);
     // A piece of L packs' tile has at most ceil(L * widest / den) packs.
-    slot_packs(geometry, table, dtype, protocol) * den / widest
+    longest * den / widest
 }
 
 /// Most rows of `row_packs` packs of one fused step: a slot holds a piece's share of every row, and a row has a flag of its
@@ -216,9 +267,20 @@ mod tests {
                         assert!((g.rotation + 1).is_power_of_two());
                         assert!(p != Protocol::Ll || g.rotation == 1);
                         assert_eq!(
-                            (g.ll, 2 * g.ll_half_bytes <= len),
+                            (g.ll, 2 * g.ll_half_bytes <= layout.region(c, Protocol::Ll).1),
                             (layout.region(c, Protocol::Ll).0, true)
                         );
+                    }
+                    for phases in 1..=2 {
+                        let mut t = table(14, 14, &[0, 1], 1);
+                        t.phases = phases;
+                        let Some(g) = layout.delta_geometry(c, &t) else {
+                            assert!(channels % 3 != 0);
+                            continue;
+                        };
+                        assert!(g.slot_bytes > 0 && g.slot_bytes * 14 <= g.half_bytes);
+                        assert_eq!(g.rotation, 1);
+                        spans.push((g.data, g.data + 2 * g.half_bytes));
                     }
                 }
                 spans.sort_unstable();

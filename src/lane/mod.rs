@@ -6,5 +6,5 @@ mod layout;
 mod unrolled;
 
 pub use host::{HostSlab, Mapping};
-pub use layout::{longest_piece, step_packs, step_rows, Layout};
+pub use layout::{longest_piece, step_packs, step_rows, tile_packs, Layout};
 pub use unrolled::{Fan, Head, PhaseMut, Unrolled, SQUARES_HALF_BYTES};

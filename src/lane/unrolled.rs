@@ -143,6 +143,11 @@ impl<F: Fan> Unrolled<F> {
         Some(form)
     }
 
+    /// Whether the kernels have a short path for steps by it (`cuda/straight.cuh`).
+    pub fn is_short(&self) -> bool {
+        self.short
+    }
+
     /// Whether the only phase sends to as many as it hears from, and sums: the kernels' own path for it does not count sends.
     fn is_one_shot(&mut self) -> bool {
         let sends = self.sends[0].iter().flatten().count();

@@ -225,6 +225,8 @@ impl World {
                     output_part: 0,
                     squares: std::ptr::null_mut(),
                     squares_half_bytes: 0,
+                    seen_shift: 0,
+                    sent: std::ptr::null_mut(),
                 },
             },
         }

@@ -50,6 +50,7 @@ inline T load(const void* p) {
 inline void post_4x32(void* p, const uint32_t* w) {
   const bool armed = (w[0] & w[1] & w[2] & w[3]) == 0xffffffffu;
   if (control() == CONTROL_NO_REARM && armed) return;
+  if (control() == CONTROL_FORGETS && !world->in_slab(p)) return;
   for (int i = 0; i < 4; ++i) {
     const bool raw = control() == CONTROL_RAW_NAN && (w[i] == 0x7fffffffu || w[i] == 0x7fff7fffu);
     world->post(static_cast<uint32_t*>(p) + i, raw ? 0xffffffffu : w[i], 4);
@@ -59,6 +60,7 @@ inline void poll_4x32(const void* p, uint32_t* w) {
   for (int i = 0; i < 4; ++i) {
     w[i] = load<uint32_t>(static_cast<const uint32_t*>(p) + i);
     if (control() == CONTROL_NO_WAIT && w[i] == 0xffffffffu) w[i] = 0x7fffffffu;
+    if (control() == CONTROL_ALL_IS_NEW && !world->in_slab(p)) w[i] ^= 0x00010000u;
   }
 }
 inline void post_4x32_if(bool on, void* p, const uint32_t* w) {
@@ -185,7 +187,9 @@ inline void local_put(T* p, T v) {
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
 inline uint32_t local_load32(const uint32_t* p) { return local(p); }
-inline void local_store32(uint32_t* p, uint32_t v) { local_put(p, v); }
+inline void local_store32(uint32_t* p, uint32_t v) {
+  if (control() != CONTROL_NO_WORD_OF_REARMS) local_put(p, v);
+}
 inline uint64_t local_load64(const uint64_t* p) { return local(p); }
 inline void local_store64(uint64_t* p, uint64_t v) { local_put(p, v); }
 inline uint64_t enter(uint64_t* turn, uint64_t id) {
@@ -216,6 +220,7 @@ inline void count_out(uint64_t* turn, uint64_t v) {
 
 inline uint64_t now_ns() { return world->clock(); }
 inline void pause(uint32_t) { world->failed_poll(); }
+inline void linger() {}
 inline uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 // No 16-bit float but bfloat16 is explored: the rest of F16 is the same code.

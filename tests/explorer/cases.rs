@@ -11,7 +11,7 @@ use crate::common::partitions::{islands, shuffled};
 use crate::common::world::mix;
 use explorer::Outcome;
 use half::bf16;
-use peerlane::lane::{longest_piece, step_packs, step_rows, Fan, Unrolled};
+use peerlane::lane::{longest_piece, step_packs, step_rows, tile_packs, Fan, Unrolled};
 use peerlane::launch::*;
 use peerlane::schedule::{build, build_goal, check, check_goal, exists, Goal, Islands, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
@@ -25,7 +25,7 @@ pub const WAYS: [Way; 4] = [
     (Protocol::Flagged, Direction::Pull),
 ];
 
-const SLAB_LOG2: u32 = 17;
+const SLAB_LOG2: u32 = 18;
 const SLAB: usize = 1 << SLAB_LOG2;
 const HALF: u64 = 16 << 10;
 const FLAGS: u64 = 4096;
@@ -33,6 +33,12 @@ const FLAGS_HALF: u64 = 8192;
 const DATA: u64 = FLAGS + 2 * FLAGS_HALF;
 /// Packs of the largest message.
 const MAX_PACKS: u64 = 40;
+/// Of `delta`: a slot, and where its two regions begin, behind those of the protocols.
+const DELTA_SLOT: u64 = 512;
+const DELTAS: u64 = DATA + 3 * 2 * HALF;
+/// What a rank has sent, of all sends of both phases and both buffers, and what it has seen, each for two regions.
+const DELTA_SENT: usize = 14 * 2 * DELTA_SLOT as usize;
+const DELTA_SEEN: usize = 2 * HALF as usize;
 /// Room for a message of so many packs, its offset and guard bytes.
 const BUFFER: usize = 1024;
 const GUARD: u8 = 0xa5;
@@ -112,6 +118,8 @@ pub struct Step {
     /// What it is; of what is no all-reduce in one piece, `count` is that of a part.
     pub goal: Goal,
     pub in_parts: bool,
+    /// By `delta`, in place of `sentinel`.
+    pub delta: bool,
 }
 
 /// The fused operation's part of a step.
@@ -151,6 +159,8 @@ pub struct Plan {
     pub root: Option<u8>,
     /// What all words hold through which blocks tell each other their squares, before the first step.
     pub squares: u64,
+    /// Both schedules that go by `delta` have the same region.
+    pub one_delta: bool,
 }
 
 pub struct Random(pub u64);
@@ -229,6 +239,7 @@ fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) 
         planted: Vec::new(),
         root: None,
         squares: 0,
+        one_delta: false,
     }
 }
 
@@ -261,7 +272,39 @@ pub fn step(r: &mut Random, tables: &[pl_table], protocol: Protocol) -> Step {
         norm: None,
         goal: Goal::AllReduce,
         in_parts: false,
+        delta: false,
     }
+}
+
+/// Steps by `delta`, of `one_shot` and `two_shot`, between steps of any kind. Words come again: what was sent last is often sent
+/// once more.
+pub fn delta_plan(boxes: &[Box_], seed: u64) -> Plan {
+    let mut plan = plan(boxes, Algorithm::OneShot, WAYS[1], seed);
+    let mut r = Random(mix(seed ^ 0x0de1));
+    let b = boxes.iter().find(|b| plan.name.ends_with(&format!("ranks {}", b.name))).unwrap();
+    plan.name = format!("delta, ranks {}", b.name);
+    (plan.cpu_shape, plan.check) = (false, false);
+    let threads = u64::from(plan.blocks * plan.threads);
+    let seeds = [r.below(1 << 32), r.below(1 << 32)];
+    let first = plan.steps.clone();
+    plan.steps.extend(first);
+    plan.rank_steps = vec![plan.steps.len() as u32; plan.n];
+    for kept in &mut plan.steps {
+        if r.one_in(4) {
+            continue;
+        }
+        let algorithm = *r.of(&[Algorithm::OneShot, Algorithm::OneShot, Algorithm::TwoShot]);
+        let tables = b.tables(algorithm, Direction::Push).unwrap();
+        if !tables.iter().all(has_unrolled_form) {
+            continue;
+        }
+        let mut step = step(&mut r, tables, Protocol::Sentinel);
+        (step.op, step.delta, step.seed) = (Op::Sum, true, *r.of(&seeds));
+        let packs = 1 + r.below(tile_packs(&tables[0], threads).max(1));
+        step.count = packs as usize * 16 / step.dtype.size();
+        *kept = step;
+    }
+    plan
 }
 
 /// A plan whose steps are of any collective, one after the other on one channel, between all-reduces of any schedule.
@@ -404,6 +447,28 @@ pub fn geometry(protocol: Protocol, table: &pl_table, late_rearms: bool) -> pl_g
     }
 }
 
+/// Trees over islands of different sizes have another form.
+fn has_unrolled_form(table: &pl_table) -> bool {
+    let mut step = *pl_unrolled_7::zeroed().step();
+    (step.geo.slot_bytes, step.base) = (1, [4096; PL_MAX_RANKS as usize]);
+    Unrolled::<pl_unrolled_7>::new(table, &step, Protocol::Sentinel).is_some_and(|f| f.is_short())
+}
+
+/// As `Layout::delta_geometry` makes it.
+fn delta_geometry(table: &pl_table, one_region: bool) -> pl_geometry {
+    let phases = u64::from(table.phases);
+    // Slots of one size would have the same writers in both schedules.
+    let (region, slots) = if one_region { (0, phases) } else { (phases - 1, 1) };
+    assert!(u64::from(table.slots) * DELTA_SLOT <= HALF);
+    pl_geometry {
+        data: DELTAS + 2 * HALF * region,
+        half_bytes: HALF,
+        slot_bytes: DELTA_SLOT / slots,
+        rotation: 1,
+        ..geometry(Protocol::Sentinel, table, false)
+    }
+}
+
 /// In place of a rank, for what is the same on all of them.
 const RESIDUAL: usize = 100;
 const GAMMA: usize = 101;
@@ -536,6 +601,13 @@ fn unrolled(
     let form = Unrolled::<pl_unrolled_7>::new(&args.table, &args.step, step.protocol);
     let per_pack = 16 / step.dtype.size();
     match form {
+        None if step.delta => panic!("a step by delta has the form"),
+        Some(mut form) if step.delta => {
+            let packs = (step.count / per_pack) as u64;
+            let args = *form.lay_out(&args.table, packs, Some(u64::from(blocks * threads)));
+            assert_eq!(args.straight, 1, "on a GPU it is the only path");
+            args
+        }
         Some(mut form)
             if step.dtype != DType::I32
                 && step.count.is_multiple_of(per_pack)
@@ -566,11 +638,15 @@ pub struct Runner {
     buffers: Vec<Line>,
     partial: Vec<Line>,
     squares: Vec<u64>,
+    /// Of `delta`, by rank: what was sent in both regions, then what was seen.
+    remembered: Vec<u32>,
     buffer_bytes: usize,
     args: Vec<pl_args>,
     unrolled: Vec<pl_unrolled_7>,
     /// Steps of a rank, of all cases so far, that took the kernels' short path.
     pub short_steps: u64,
+    /// Of them, by `delta`.
+    pub delta_steps: u64,
 }
 
 impl Runner {
@@ -580,10 +656,12 @@ impl Runner {
             buffers: Vec::new(),
             partial: vec![Line([0; 64]); 5 * MAX_PACKS as usize * 32 / 64],
             squares: Vec::new(),
+            remembered: Vec::new(),
             buffer_bytes: BUFFER,
             args: Vec::new(),
             unrolled: Vec::new(),
             short_steps: 0,
+            delta_steps: 0,
         }
     }
 
@@ -619,7 +697,10 @@ impl Runner {
                 let fill = [0, 0xff, 0x5a][protocol as usize];
                 slab[at..at + 2 * HALF as usize].fill(fill);
             }
+            slab[DELTAS as usize..][..4 * HALF as usize].fill(0);
         }
+        self.remembered.clear();
+        self.remembered.resize(n * 2 * (DELTA_SENT + DELTA_SEEN) / 4, 0);
         // Words in a half for the squares of a step's rows, each of which may have a neighbour that is none.
         let words = plan.steps.iter().map(|s| s.count / 8 + s.count / 8).max().unwrap_or(0);
         self.squares.clear();
@@ -693,8 +774,21 @@ impl Runner {
                     *b = self.slab(r).as_ptr() as u64;
                 }
                 let mut geo = geometry(step.protocol, &step.tables[rank], plan.late_rearms);
+                let mut remembered = None;
+                if step.delta {
+                    geo = delta_geometry(&step.tables[rank], plan.one_delta);
+                    let region = ((geo.data - DELTAS) / (2 * HALF)) as usize;
+                    let each = 2 * (DELTA_SENT + DELTA_SEEN);
+                    let own = self.remembered.as_mut_ptr().cast::<u8>().wrapping_add(rank * each);
+                    let seen = own.wrapping_add(2 * DELTA_SENT + region * DELTA_SEEN) as u64;
+                    let slab = base[rank] + geo.data;
+                    let sent = own.wrapping_add(region * DELTA_SENT);
+                    remembered = Some((sent, seen.wrapping_sub(slab)));
+                    self.delta_steps += 1;
+                }
                 if plan.one_half {
                     (geo.half_bytes, geo.flags_half_bytes) = (0, 0);
+                    geo.rotation = if step.delta { 0 } else { geo.rotation };
                 }
                 let partial = self.partial.as_mut_ptr().cast::<u8>();
                 let squares = self.squares.as_mut_ptr().wrapping_add(2 * rank * words);
@@ -721,6 +815,9 @@ impl Runner {
                 args.step.check = plan.check.into();
                 args.step.host_staged = plan.host_staged.into();
                 args.step.parts = step.in_parts.into();
+                if let Some((sent, seen_shift)) = remembered {
+                    (args.step.sent, args.step.seen_shift) = (sent.cast(), seen_shift);
+                }
                 [args.step.input_part, args.step.output_part] = step.strides();
                 if let (Some(norm), Some(residual_out)) = (step.norm, residual_out) {
                     args.step.rows = (step.count / norm.width) as u64;

@@ -14,19 +14,22 @@ extern "C" {
  * would be seen. */
 enum explorer_control {
   CONTROL_NONE = 0,
-  CONTROL_NO_REARM = 1,      /* sentinel words that were read are not armed again */
-  CONTROL_EPOCH_STANDS = 2,  /* a finished step does not advance the epoch */
-  CONTROL_TAG_NOT_LESS = 3,  /* ll tags compare by >= */
-  CONTROL_FLAG_NOT_LESS = 4, /* flags compare by >= over their low 32 bits, wrapping */
-  CONTROL_NO_WAIT = 5,       /* the sum is made before the data has arrived */
-  CONTROL_PLAIN_FLAG = 6,    /* flags are stored without release */
-  CONTROL_NO_FENCE = 7,      /* system fences order nothing */
-  CONTROL_NO_BARRIER = 8,    /* barriers of a block let threads through */
-  CONTROL_TORN_WORDS = 9,    /* 64-bit words travel as two 32-bit words */
-  CONTROL_TAG_WRAPS = 10,    /* ll tags compare by >=, wrapping */
-  CONTROL_NO_CLEAR = 11,     /* ll words are never cleared */
-  CONTROL_RAW_NAN = 12,      /* sentinel words of all ones are sent as they are */
-  CONTROL_ANY_SQUARES = 13   /* squares of rows are taken whatever their tag */
+  CONTROL_NO_REARM = 1,          /* sentinel words that were read are not armed again */
+  CONTROL_EPOCH_STANDS = 2,      /* a finished step does not advance the epoch */
+  CONTROL_TAG_NOT_LESS = 3,      /* ll tags compare by >= */
+  CONTROL_FLAG_NOT_LESS = 4,     /* flags compare by >= over their low 32 bits, wrapping */
+  CONTROL_NO_WAIT = 5,           /* the sum is made before the data has arrived */
+  CONTROL_PLAIN_FLAG = 6,        /* flags are stored without release */
+  CONTROL_NO_FENCE = 7,          /* system fences order nothing */
+  CONTROL_NO_BARRIER = 8,        /* barriers of a block let threads through */
+  CONTROL_TORN_WORDS = 9,        /* 64-bit words travel as two 32-bit words */
+  CONTROL_TAG_WRAPS = 10,        /* ll tags compare by >=, wrapping */
+  CONTROL_NO_CLEAR = 11,         /* ll words are never cleared */
+  CONTROL_RAW_NAN = 12,          /* sentinel words of all ones are sent as they are */
+  CONTROL_ANY_SQUARES = 13,      /* squares of rows are taken whatever their tag */
+  CONTROL_FORGETS = 14,          /* a rank does not remember what it has sent and seen (delta) */
+  CONTROL_ALL_IS_NEW = 15,       /* every word differs from what is remembered (delta) */
+  CONTROL_NO_WORD_OF_REARMS = 16 /* steps by delta are not told that words may be on their way that were armed again */
 };
 
 typedef struct {

@@ -65,9 +65,44 @@ void unrolled(const pl_unrolled_7& u) {
   u.phases == 1 ? all_reduce_unrolled<D, P, 7, 1>(u) : all_reduce_unrolled<D, P, 7, 2>(u);
 }
 
+// The same step for the kernels of two ranks.
+pl_unrolled_1 of_two(const pl_unrolled_7& u) {
+  pl_unrolled_1 v = {};
+  v.step = u.step;
+  v.phases = u.phases, v.straight = u.straight, v.widest = u.widest;
+  v.block_units = u.block_units, v.row_magic = u.row_magic;
+  for (uint32_t p = 0; p < PL_UNROLLED_PHASES; ++p) {
+    const auto& from = u.phase[p];
+    auto& to = v.phase[p];
+    to.to[0] = from.to[0], to.send_first[0] = from.send_first[0], to.send_packs[0] = from.send_packs[0];
+    to.fold = from.fold, to.one_source = from.one_source, to.result = from.result;
+    uint32_t leaf = 0;
+    for (uint32_t k = 0; k < 8 && leaf < 2; ++k) {
+      if (from.fold == PL_FOLD_SUM && !(from.present >> k & 1)) continue;
+      to.present |= (from.present >> k & 1) << leaf, to.remote |= (from.remote >> k & 1) << leaf;
+      to.at[leaf] = from.at[k], to.from[leaf] = from.from[k];
+      to.item_first[leaf] = from.item_first[k], to.item_packs[leaf] = from.item_packs[k];
+      ++leaf;
+    }
+    if (from.fold == PL_FOLD_SUM) to.item_first[0] = from.item_first[0], to.item_packs[0] = from.item_packs[0];
+  }
+  return v;
+}
+
+template <class D, uint32_t K>
+void by_delta(const typename Fan<K>::Args& u) {
+  u.phases == 1 ? all_reduce_unrolled<D, Delta<D>, K, 1>(u) : all_reduce_unrolled<D, Delta<D>, K, 2>(u);
+}
+
+template <class D>
+void unrolled_words(const pl_unrolled_7& u) {
+  if (u.step.proto == PL_LL) return unrolled<D, Ll>(u);
+  if (!u.step.sent) return unrolled<D, Sentinel<D>>(u);
+  u.step.n == 2 ? by_delta<D, 1>(of_two(u)) : by_delta<D, 7>(u);
+}
+
 void explore_unrolled(const pl_unrolled_7& u) {
-  if (u.step.dtype == PL_BF16) return u.step.proto == PL_LL ? unrolled<Bf16, Ll>(u) : unrolled<Bf16, Sentinel<Bf16>>(u);
-  return u.step.proto == PL_LL ? unrolled<F32, Ll>(u) : unrolled<F32, Sentinel<F32>>(u);
+  u.step.dtype == PL_BF16 ? unrolled_words<Bf16>(u) : unrolled_words<F32>(u);
 }
 #endif
 

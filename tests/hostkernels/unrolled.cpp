@@ -15,6 +15,9 @@ void run(const typename Fan<K>::Args& u) {
 template <class D, uint32_t K>
 void by_protocol(const typename Fan<K>::Args& u) {
   if (u.step.proto == PL_LL) return run<D, Ll, K>(u);
+  if constexpr (K <= 7)
+    if (u.step.sent)
+      return u.phases == 1 ? all_reduce_unrolled<D, Delta<D>, K, 1>(u) : all_reduce_unrolled<D, Delta<D>, K, 2>(u);
   run<D, Sentinel<D>, K>(u);
 }
 

@@ -34,8 +34,8 @@
 use super::shape::{Shape, Shapes};
 use crate::bootstrap::CHANNELS;
 use crate::device::cuda::{
-    CaptureStatus, CapturedGraph, Entered, Function, GraphNode, LaunchShape, RecordedKernel,
-    StreamRef,
+    memory, CaptureStatus, CapturedGraph, Entered, Function, GraphNode, LaunchShape,
+    RecordedKernel, StreamRef,
 };
 use crate::error::Result;
 use crate::launch::*;
@@ -239,6 +239,16 @@ impl Queue<'_> {
     /// with one shape alone; others have two, of which [`launch`](Self::launch) takes the one that it can.
     pub fn follows_ours(&self) -> bool {
         self.chain.room.is_some() && self.chain.before(self.stream).is_some()
+    }
+
+    /// Queues a copy on the device, or records it.
+    ///
+    /// # Safety
+    /// As for [`memory::copy`].
+    pub unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.chain.interrupt();
+        // SAFETY: the caller's promise.
+        unsafe { memory::copy(self.entered, to, from, bytes, self.stream) }
     }
 
     /// Queues a kernel, or records it, as part of the chain if it can be. Where it can, the shape is `linked`, else `usual`.

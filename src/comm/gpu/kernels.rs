@@ -48,6 +48,8 @@ pub(crate) struct Unrolled<F> {
     plain: Vec<Option<Function<F>>>,
     /// By type with the fused operation, word protocol and phases; none where `F` is too large for it.
     fused: Vec<Function<F>>,
+    /// For `delta`, by type and phases; none where `F` is too large for it.
+    delta: Vec<Option<Function<F>>>,
 }
 
 /// A form of table, and the kernels for it.
@@ -72,12 +74,19 @@ has_kernels!(
 
 /// The largest form with kernels for the fused operation.
 const MOST_FUSED: usize = 7;
+/// The largest with kernels for `delta`.
+const MOST_DELTA: usize = 7;
 
 impl<F: Fan> Unrolled<F> {
     fn load(module: &Module) -> Result<Self> {
         let k = F::K;
-        let (mut plain, mut fused) = (Vec::new(), Vec::new());
+        let (mut plain, mut fused, mut delta) = (Vec::new(), Vec::new(), Vec::new());
         for &dtype in DType::ALL {
+            for phases in PHASES {
+                let name = format!("pl_unrolled_{k}_{}_delta_{phases}", short_name(dtype));
+                let exists = dtype.has_sentinel() && k <= MOST_DELTA;
+                delta.push(exists.then(|| module.function(&name)).transpose()?);
+            }
             for protocol in WORDS {
                 for phases in PHASES {
                     let name = format!("pl_unrolled_{k}_{}_{protocol}_{phases}", short_name(dtype));
@@ -95,7 +104,12 @@ impl<F: Fan> Unrolled<F> {
                 }
             }
         }
-        Ok(Unrolled { plain, fused })
+        Ok(Unrolled { plain, fused, delta })
+    }
+
+    /// The kernel for sums of a type by `delta`, by a table of so many phases, if there is one.
+    pub fn delta(&self, dtype: DType, phases: usize) -> Option<&Function<F>> {
+        self.delta.get(dtype as usize * PHASES.len() + phases - 1)?.as_ref()
     }
 
     /// The kernel for calls of a type over a word protocol by a table of so many phases, if there is one.

@@ -13,10 +13,12 @@
 //! | `state` | what kernels and host share; kept alive by graphs |
 //! | `kernels` | the fatbin, and the kernel for a call |
 //! | `share` | how much of a GPU a channel may take |
+//! | `delta` | sums over host memory by words that differ |
 //! | `shape` | blocks and threads of a launch |
 //! | `chain` | which captured launches may start early |
 
 mod chain;
+mod delta;
 mod facts;
 mod kernels;
 mod leave;

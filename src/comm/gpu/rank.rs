@@ -2,6 +2,7 @@
 //! the driver for nothing but whether the stream is being captured, and where it stands then.
 
 use super::chain::{Chain, Queue, Room};
+use super::delta::Delta;
 use super::shape::{ShapeRule, FEWER_THREADS};
 use super::share::{CAPTURED, EAGER};
 use super::slab::{Peer, Slab};
@@ -90,6 +91,8 @@ struct Prepared {
     args: pl_args,
     /// For the kernels with unrolled loops, where the table has the form.
     unrolled: Option<UnrolledArgs>,
+    /// The way over host memory that sums take instead.
+    delta: Option<Box<Delta>>,
 }
 
 // SAFETY: the pointers in the prepared arguments are device addresses, which no thread follows; what they refer to lives as
@@ -143,13 +146,16 @@ impl GpuRank {
             args.step.host_staged = (parts.lane == Lane::Host).into();
             (args.step.n, args.step.rank) = (plan.table.n.into(), rank as u32);
             let unrolled = UnrolledArgs::new(&plan.table, &args.step, plan.choice.protocol);
-            Prepared { args, unrolled }
+            let (stream, layout) = (parts.state.stream(), &parts.layout);
+            let rule = &parts.rules[channel];
+            let delta = Delta::new(context, stream, layout, channel, plan, rule, &args)?;
+            Ok(Prepared { args, unrolled, delta: delta.map(Box::new) })
         };
         let prepared = plans
             .all()
             .iter()
             .map(|plan| (0..CHANNELS).map(|channel| args(plan, channel)).collect())
-            .collect();
+            .collect::<Result<_>>()?;
         let last = (0..CHANNELS)
             .map(|_| Ok(LastCall { event: Event::new(context)?, made: false, stream: None }))
             .collect::<Result<_>>()?;
@@ -315,6 +321,7 @@ impl GpuRank {
                     Box::new(Prepared {
                         args: pl_args { step, table: *plan.table },
                         unrolled: None,
+                        delta: None,
                     })
                 });
                 steps += self.launch(&mut queue, run, plan, prepared, number)?;
@@ -386,11 +393,20 @@ impl GpuRank {
     ) -> Result<u64> {
         let protocol = plan.choice.protocol;
         let kernels = &self.parts.state.kernels;
-        let rule = &self.parts.rules[queue.channel];
-        let Prepared { args, unrolled } = prepared;
-        let mut unrolled = unrolled.as_mut().filter(|_| may_be_unrolled(call));
+        let Prepared { args, unrolled, delta } = prepared;
+        let delta =
+            delta.as_deref_mut().and_then(|delta| Some((delta.step_elements(call)?, delta)));
+        let (step, args, mut unrolled, rule, aligned) = match delta {
+            Some((step, Delta { args, unrolled, rule, aligned, .. })) => {
+                (step, args, Some(unrolled), &*rule, Some(aligned))
+            }
+            None => {
+                let unrolled = unrolled.as_mut().filter(|_| may_be_unrolled(call));
+                let rule = &self.parts.rules[queue.channel];
+                (plan.step_elements(call)?, args, unrolled, rule, None)
+            }
+        };
         let parts = call.other.and_then(|other| other.parts);
-        let step = plan.step_elements(call)?;
         args.step.deadline_ns = self.deadline_ns.load(Ordering::Relaxed);
         args.step.call = number;
         args.step.signature = signature(call, plan.choice);
@@ -423,6 +439,11 @@ impl GpuRank {
             // the sticky word is set; state and report live as long as the rank and every graph that captured it; the
             // caller vouches for input and output; the channel's word refuses a second launch.
             unsafe {
+                let bytes = count as usize * call.dtype.size();
+                let after = match &aligned {
+                    Some(aligned) => aligned.before(&mut args.step, queue, bytes)?,
+                    None => None,
+                };
                 let launched = match &mut unrolled {
                     Some(unrolled) => unrolled.launch(kernels, queue, rule, args)?,
                     None => false,
@@ -438,6 +459,9 @@ impl GpuRank {
                         let kernel = kernels.fused(call.dtype, protocol, &plan.table)?;
                         queue.launch(kernel, shapes, args)?
                     }
+                }
+                if let Some(after) = after {
+                    after.queue(queue)?;
                 }
             }
             steps += 1;

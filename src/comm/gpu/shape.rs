@@ -91,6 +91,11 @@ impl ShapeRule {
         ShapeRule { spare: 1, ..self }
     }
 
+    /// The same without it, for steps that seldom fence.
+    pub fn without_spare_block(self) -> Self {
+        ShapeRule { spare: 0, ..self }
+    }
+
     /// The same with half of the blocks, where a step has one shape alone and is to be the second of a chained pair. Pinned blocks
     /// stay: two launches of them fit, or else were not to be chained.
     pub fn for_a_link(self) -> Self {
@@ -101,6 +106,12 @@ impl ShapeRule {
     /// Blocks of a large step.
     pub fn most_blocks(&self) -> u32 {
         self.most_blocks
+    }
+
+    /// Packs of a piece for which there is a thread each, with blocks of so many threads.
+    pub fn most_packs(&self, threads: u32) -> u64 {
+        let blocks = self.most_blocks.saturating_sub(self.spare).max(1);
+        u64::from(blocks) * u64::from(self.threads.unwrap_or(threads).min(threads))
     }
 
     /// For a step of `packs` packs: one pack of each piece per thread, in the smallest blocks of which there are enough for it,

@@ -182,7 +182,7 @@ impl DeviceState {
             let at = channel * STRIDE + std::mem::offset_of!(pl_channel, turn);
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&image[at..at + 8]);
-            pl_channel { turn: u64::from_ne_bytes(bytes), entered: 0, reserved: 0 }
+            pl_channel { turn: u64::from_ne_bytes(bytes), entered: 0, rearming: 0 }
         };
         let steps = std::array::from_fn(|channel| word(channel).epoch());
         Ok((steps, (0..CHANNELS).any(|channel| word(channel).launch() != 0)))

@@ -4,8 +4,8 @@ use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
 use super::shape::{ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS};
 use crate::comm::call::Call;
-use crate::error::Result;
-use crate::lane::Unrolled;
+use crate::error::{Error, Result};
+use crate::lane::{Fan, Unrolled};
 use crate::launch::*;
 use crate::types::{DType, Op, Protocol, PACK_BYTES};
 
@@ -25,6 +25,18 @@ impl UnrolledArgs {
             .or_else(|| Some(Self::Three(Box::new(Unrolled::new(table, step, protocol)?))))
             .or_else(|| Some(Self::Seven(Box::new(Unrolled::new(table, step, protocol)?))))
             .or_else(|| Some(Self::Fifteen(Box::new(Unrolled::new(table, step, protocol)?))))
+    }
+
+    /// If steps of its table may go by `delta`: what the kernels' sends in all phases are numbered up to, and the most threads of a
+    /// block.
+    pub fn by_delta(&self, table: &pl_table) -> Option<(usize, u32)> {
+        let (short, k) = match self {
+            Self::One(form) => (form.is_short(), pl_unrolled_1::K),
+            Self::Three(form) => (form.is_short(), pl_unrolled_3::K),
+            Self::Seven(form) => (form.is_short(), pl_unrolled_7::K),
+            Self::Fifteen(_) => return None,
+        };
+        short.then_some((k * PL_UNROLLED_PHASES as usize, delta_threads(k, table.phases)))
     }
 
     /// Launches a step; false if there is no such kernel for it.
@@ -54,6 +66,14 @@ impl UnrolledArgs {
 const MOST_SMALL: usize = 7;
 const LARGEST_WITH_NORM: usize = 7;
 
+/// Most threads of a block by `delta`, as cuda/kernels.cu has it.
+fn delta_threads(k: usize, phases: u8) -> u32 {
+    match (k, phases) {
+        (7.., 2) => FEWER_THREADS,
+        _ => SMALL_THREADS,
+    }
+}
+
 /// Whether a call is free of what these kernels have no code for: other operations, and edges inside a pack.
 pub(super) fn may_be_unrolled(call: &Call) -> bool {
     let aligned = |at: usize| at.is_multiple_of(PACK_BYTES);
@@ -80,13 +100,21 @@ unsafe fn launch<F: HasKernels>(
 ) -> Result<bool> {
     let pl_args { step, table } = args;
     let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
-    let Some(kernel) = F::of(kernels).get(dtype, protocol, table.phases.into(), step.rows != 0)
-    else {
-        return Ok(false);
+    let (phases, delta) = (table.phases.into(), !step.sent.is_null());
+    let kernel = match delta {
+        true => F::of(kernels).delta(dtype, phases),
+        false => F::of(kernels).get(dtype, protocol, phases, step.rows != 0),
+    };
+    let Some(kernel) = kernel else {
+        return match delta {
+            true => Err(Error::Internal(format!("no kernel for {dtype} by delta"))),
+            false => Ok(false),
+        };
     };
     // As cuda/kernels.cu has it.
     let small = protocol == Protocol::Sentinel && F::K <= MOST_SMALL;
     let most_threads = match (step.rows, protocol, table.phases) {
+        _ if delta => delta_threads(F::K, table.phases),
         (0, ..) if small => SMALL_THREADS,
         (0, ..) | (_, Protocol::Ll, _) => FEWER_THREADS,
         (_, _, 2) if F::K >= LARGEST_WITH_NORM => LARGEST_ROW_THREADS,
@@ -99,7 +127,11 @@ unsafe fn launch<F: HasKernels>(
             let plain = step.op == Op::Sum as u32 && step.check == 0;
             // As many for either shape as there are packs, or for neither.
             let threads = u64::from(shapes.usual.blocks) * u64::from(shapes.usual.threads);
-            (shapes, form.lay_out(table, pack(step.count), plain.then_some(threads)))
+            let args = form.lay_out(table, pack(step.count), plain.then_some(threads));
+            if delta && *args.head().straight == 0 {
+                return Err(Error::Internal("a step by delta without its only path".into()));
+            }
+            (shapes, args)
         }
         rows => {
             // The kernel is told how rows are spread, so it cannot be recorded anew with another shape: the first of a chain

@@ -69,4 +69,7 @@ pub mod control {
     pub const NO_CLEAR: u32 = 11;
     pub const RAW_NAN: u32 = 12;
     pub const ANY_SQUARES: u32 = 13;
+    pub const FORGETS: u32 = 14;
+    pub const ALL_IS_NEW: u32 = 15;
+    pub const NO_WORD_OF_REARMS: u32 = 16;
 }
