@@ -22,6 +22,9 @@
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
 //                          how many pairs of words a lane's thread asks for at once
 //   keep kept KEEPERS WARP   packs of a block by number and thread; what a block has a multiple of
+//   keep_square kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's; how
+//   many
+//                          packs of a unit a thread then has
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
@@ -260,6 +263,20 @@ PL_FN float sum_of_groups(uint32_t row, uint32_t set) {
   return x[0];
 }
 
+// Sums of squares of packs where a row is one block's, for any thread to have once a barrier has put them there. An odd
+// number of them is followed by a 0.
+constexpr uint32_t MOST_SQUARES = 1024, ROW_PACKS = 2;
+PL_FN float2* pairs_of_squares() {
+  __shared__ float2 squares[MOST_SQUARES / 2];
+  return squares;
+}
+PL_FN void keep_square(uint32_t pack, float x) { reinterpret_cast<float*>(pairs_of_squares())[pack] = x; }
+// Those of `pack` and of the next one, `pack` being even.
+PL_FN void kept_squares(uint32_t pack, uint32_t* w) {
+  const float2 pair = pairs_of_squares()[pack / 2];
+  w[0] = bit_cast<uint32_t>(pair.x), w[1] = bit_cast<uint32_t>(pair.y);
+}
+
 // Fetches a line that is going to be read.
 PL_FN void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(p))); }
 
@@ -375,6 +392,25 @@ PL_FN uint16_t bfloat_down(float f) {
   uint16_t h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+// Sums of pairs, rounded. Rounded to fp32 first they would be the same: of p bits, the sum of two numbers can be
+// rounded to 2p + 2 bits before it is rounded to p, and fp32 has 24; and what is subnormal in the type is exact in
+// both. A NaN is the canonical one either way. One instruction for two elements, where the detour over fp32 takes six.
+PL_FN uint32_t half_add_pair(uint32_t x, uint32_t y) {
+  uint32_t w;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(w) : "r"(x), "r"(y));
+  return w;
+}
+PL_FN uint32_t bfloat_add_pair(uint32_t x, uint32_t y) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t w;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(w) : "r"(x), "r"(y));
+  return w;
+#else
+  constexpr uint32_t HIGH = 0xffff0000u;
+  return bfloat_down_pair(bit_cast<float>(x << 16) + bit_cast<float>(y << 16),
+                          bit_cast<float>(x & HIGH) + bit_cast<float>(y & HIGH));
+#endif
 }
 
 // One pack in registers: 4 words, or 8 when 16-bit floats travel as fp32.
@@ -627,6 +663,9 @@ template <uint32_t PLACES>
 void keep(uint32_t place, uint32_t keeper, const struct Raw& raw);
 template <uint32_t PLACES>
 void kept(uint32_t place, uint32_t keeper, struct Raw& raw);
+constexpr uint32_t MOST_SQUARES = 2, ROW_PACKS = 1;
+void keep_square(uint32_t pack, float x);
+void kept_squares(uint32_t pack, uint32_t* w);
 
 PL_FN void prefetch(const void*) {}
 
@@ -723,6 +762,8 @@ PL_FN uint16_t bfloat_down(float f) {
 }
 PL_FN uint32_t half_down_pair(float low, float high) { return half_down(low) | uint32_t(half_down(high)) << 16; }
 PL_FN uint32_t bfloat_down_pair(float low, float high) { return bfloat_down(low) | uint32_t(bfloat_down(high)) << 16; }
+uint32_t half_add_pair(uint32_t x, uint32_t y);  // where packs are registers
+uint32_t bfloat_add_pair(uint32_t x, uint32_t y);
 
 // A strip is a pointer to where the data lies; `own()` points it at its buffer, to be written.
 struct Raw {

@@ -5,6 +5,7 @@
 //                                               form of pl_unrolled_<K>; K is 1, 3, 7 or 15; phases is one or two,
 //                                               but for 15 by ll one alone: the tags do not fit the registers
 //   pl_unrolled_<K>_norm_<dtype>_<protocol>_<phases>   the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
+//   pl_unrolled_<K>_rows_<dtype>_<phases>       the same by sentinel, rows that are short enough (straight_rows.cuh)
 //   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
 //                                               least pl_table.fan_in: 7 or 15 for ll and sentinel, 1, 3, 7 or 15
 //   pl_all_reduce_<dtype>_<protocol>_any        every type; the operation is a run-time switch; any fan-in
@@ -103,6 +104,20 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)      \
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, LARGEST)
 
+#define PL_ROWS_KERNEL(D, name, K, PHASES, phases)                                          \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)                              \
+      pl_unrolled_##K##_rows_##name##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                \
+    PL_NAMESPACE::all_reduce_add_rms_norm_straight<D, K, PHASES>(u);                        \
+  }
+#define PL_ROWS_KERNELS(D, name)     \
+  PL_ROWS_KERNEL(D, name, 1, 1, one) \
+  PL_ROWS_KERNEL(D, name, 3, 1, one) \
+  PL_ROWS_KERNEL(D, name, 7, 1, one) \
+  PL_ROWS_KERNEL(D, name, 1, 2, two) \
+  PL_ROWS_KERNEL(D, name, 3, 2, two) \
+  PL_ROWS_KERNEL(D, name, 7, 2, two)
+
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                           \
@@ -122,6 +137,7 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                                            \
   PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll, THREADS, THREADS)                             \
   PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel, ROW_THREADS, LARGEST_ROW_THREADS) \
+  PL_ROWS_KERNELS(D, name)                                                                  \
   extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)                              \
       pl_add_rms_norm_##name(const __grid_constant__ pl_step step) {                        \
     PL_NAMESPACE::dev::after_predecessor(step.dependents);                                  \

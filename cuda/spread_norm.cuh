@@ -49,7 +49,7 @@ struct SpreadNorm {
       });
     } else if (unit < units.end - units.begin) {
       const uint32_t row = units.row_of(units.begin + unit);
-      f(row, units.begin + unit - row * units.widest);
+      f(row, units.begin + unit - row * units.row_units);
     }
   }
 

@@ -25,25 +25,30 @@ struct Straight {
 
   Step& s;
   const typename Fan<K>::Args& u;
-  const uint32_t j;    // the pack of each piece that is this thread's
-  uint64_t place = 0;  // of that pack in any slot of the buffer in use
-  dev::Raw mine;       // the rank's own operand
-  dev::Raw sent[K];    // two phases: what goes to the owners of the other pieces
+  const uint32_t j;                 // the pack of each piece that is this thread's
+  const uint32_t in_slot, in_tile;  // where it stands in a slot, and in the tile if a piece began there: j without rows
+  uint64_t place = 0;               // of that pack in any slot of the buffer in use
+  dev::Raw mine;                    // the rank's own operand
+  dev::Raw sent[K];                 // two phases: what goes to the owners of the other pieces
 
   PL_FN Straight(Step& step, const typename Fan<K>::Args& args)
-      : s(step), u(args), j(dev::block() * dev::threads() + dev::tid()) {}
+      : Straight(step, args, dev::block() * dev::threads() + dev::tid(), 0, 0) {}
+  // A pack of a row, before which the slot and the tile have so many packs.
+  PL_FN Straight(Step& step, const typename Fan<K>::Args& args, uint32_t pack, uint32_t slot_packs, uint32_t tile_packs)
+      : s(step), u(args), j(pack), in_slot(slot_packs + pack), in_tile(tile_packs + pack) {}
 
   PL_FN const char* input(uint32_t first) const {
-    return static_cast<const char*>(s.a.input) + uint64_t(first + j) * PL_PACK_BYTES;
+    return static_cast<const char*>(s.a.input) + uint64_t(first + in_tile) * PL_PACK_BYTES;
   }
   PL_FN char* output(uint32_t first) const {
-    return static_cast<char*>(s.a.output) + uint64_t(first + j) * PL_PACK_BYTES;
+    return static_cast<char*>(s.a.output) + uint64_t(first + in_tile) * PL_PACK_BYTES;
   }
   PL_FN char* at(uint64_t slot) const { return reinterpret_cast<char*>(slot + place); }
 
-  PL_FN void find_place() {
-    place = uint64_t(uint32_t(s.epoch) & s.a.geo.rotation) * s.a.geo.half_bytes + uint64_t(j) * Words::PACK_BYTES;
+  static PL_FN uint64_t place_of(const Step& s, uint32_t in_slot) {
+    return uint64_t(uint32_t(s.epoch) & s.a.geo.rotation) * s.a.geo.half_bytes + uint64_t(in_slot) * Words::PACK_BYTES;
   }
+  PL_FN void find_place() { place = place_of(s, in_slot); }
 
   static PL_FN dev::Raw legal(const dev::Raw& raw) {
     dev::Raw words;
@@ -55,9 +60,19 @@ struct Straight {
     dev::post_4x32_if(j < ph.send_packs[k], at(ph.to[k]), words.words(0));
   }
 
-  // Waits for the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
+  // One look at the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
   // first look at what they brought: in between, a look would wait for one load before the next is even on its way. The
   // largest word says whether any is still to come: a comparison of each would need more predicates than there are.
+  template <uint32_t N, class Slot>
+  static PL_FN bool poll(uint32_t wanted, Slot* const (&slots)[N], dev::Raw (&raw)[N]) {
+    PL_EACH
+    for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
+    uint32_t largest = 0;
+    PL_EACH
+    for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
+    return largest != Words::UNWRITTEN;
+  }
+  // Waits for them.
   template <uint32_t N>
   PL_FN bool gather(const Phase& ph, uint32_t wanted, dev::Raw (&raw)[N]) {
     wanted = dev::in_register(wanted);
@@ -65,16 +80,7 @@ struct Straight {
     PL_EACH
     for (uint32_t k = 0; k < N; ++k) slots[k] = at(ph.at[k]);
     return await(
-        s,
-        [&] {
-          PL_EACH
-          for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
-          uint32_t largest = 0;
-          PL_EACH
-          for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
-          return largest != Words::UNWRITTEN;
-        },
-        [&] { return missing_peer(ph, wanted); });
+        s, [&] { return poll(wanted, slots, raw); }, [&] { return missing_peer(ph, wanted); });
   }
   // Looked for once a wait has ended in vain.
   PL_FN uint32_t missing_peer(const Phase& ph, uint32_t wanted) {
@@ -117,16 +123,20 @@ struct Straight {
 
   // one_shot: the tile to all, the sum of all.
   PL_FN void load_one() { dev::pack_load_if(j < u.widest, mine, input(0)); }
-  PL_FN bool run_one() {
+  PL_FN void send_one() {
     const Phase& ph = u.phase[0];
-    const bool has = j < u.widest;
     clear_old_tags(s);
     find_place();
     dev::Raw words = legal(mine);
     const uint32_t peers = dev::set_bits(ph.remote);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) dev::post_4x32_if(has && k < peers, at(ph.to[k]), words.words(0));
+    for (uint32_t k = 0; k < K; ++k) dev::post_4x32_if(j < u.widest && k < peers, at(ph.to[k]), words.words(0));
     land_rearmed(s);
+  }
+  PL_FN bool run_one() {
+    const Phase& ph = u.phase[0];
+    const bool has = j < u.widest;
+    send_one();
     const uint32_t wanted = has ? ph.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;

@@ -473,12 +473,13 @@ pub struct pl_unrolled_1 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_1; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 568usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 576usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
@@ -489,10 +490,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_1, widest) - 428usize];
     ["Offset of field: pl_unrolled_1::block_units"]
         [::std::mem::offset_of!(pl_unrolled_1, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_1::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 436usize];
     ["Offset of field: pl_unrolled_1::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 440usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 448usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -547,12 +550,13 @@ pub struct pl_unrolled_3 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_3; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 712usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 720usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
@@ -563,10 +567,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_3, widest) - 428usize];
     ["Offset of field: pl_unrolled_3::block_units"]
         [::std::mem::offset_of!(pl_unrolled_3, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_3::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 436usize];
     ["Offset of field: pl_unrolled_3::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 440usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 448usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -621,12 +627,13 @@ pub struct pl_unrolled_7 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_7; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 968usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 976usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
@@ -637,10 +644,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_7, widest) - 428usize];
     ["Offset of field: pl_unrolled_7::block_units"]
         [::std::mem::offset_of!(pl_unrolled_7, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_7::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 436usize];
     ["Offset of field: pl_unrolled_7::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 440usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 448usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -695,12 +704,13 @@ pub struct pl_unrolled_15 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_15; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1496usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1504usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
@@ -712,10 +722,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_15, widest) - 428usize];
     ["Offset of field: pl_unrolled_15::block_units"]
         [::std::mem::offset_of!(pl_unrolled_15, block_units) - 432usize];
+    ["Offset of field: pl_unrolled_15::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 436usize];
     ["Offset of field: pl_unrolled_15::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 436usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 440usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 448usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;

@@ -168,6 +168,17 @@ inline float sum_of_groups(uint32_t row, uint32_t set) {
   world->point();
   return tree_over_lanes(world->lanes() + (set * ROWS_AT_ONCE + row) * LANES, LANES);
 }
+// A row that is one block's has more packs of a unit per thread here than on a GPU, and still several groups of
+// threads.
+constexpr uint32_t MOST_SQUARES = explorer::MAX_SQUARES, ROW_PACKS = 4;
+inline void keep_square(uint32_t pack, float x) {
+  world->point();
+  world->squares()[pack] = x;
+}
+inline void kept_squares(uint32_t pack, uint32_t* w) {
+  world->point();
+  memcpy(w, world->squares() + pack, 8);
+}
 inline void prefetch(const void*) {}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
@@ -229,6 +240,12 @@ inline uint16_t bfloat_down(float f) {
 
 inline uint32_t half_down_pair(float, float) { return 0; }
 inline uint32_t bfloat_down_pair(float low, float high) { return bfloat_down(low) | uint32_t(bfloat_down(high)) << 16; }
+inline uint32_t half_add_pair(uint32_t, uint32_t) { return 0; }
+inline uint32_t bfloat_add_pair(uint32_t x, uint32_t y) {
+  constexpr uint32_t HIGH = 0xffff0000u;
+  return bfloat_down_pair(bit_cast<float>(x << 16) + bit_cast<float>(y << 16),
+                          bit_cast<float>(x & HIGH) + bit_cast<float>(y & HIGH));
+}
 
 inline void publish_bytes(void* p, const void* from, uint32_t bytes) {
   char* to = static_cast<char*>(p);

@@ -48,6 +48,8 @@ pub(crate) struct Unrolled<F> {
     plain: Vec<Option<Function<F>>>,
     /// By type with the fused operation, word protocol and phases; none where `F` is too large for it.
     fused: Vec<Function<F>>,
+    /// The short path of the same by `sentinel`, by type and phases.
+    rows: Vec<Function<F>>,
 }
 
 /// A form of table, and the kernels for it.
@@ -76,7 +78,7 @@ const MOST_FUSED: usize = 7;
 impl<F: Fan> Unrolled<F> {
     fn load(module: &Module) -> Result<Self> {
         let k = F::K;
-        let (mut plain, mut fused) = (Vec::new(), Vec::new());
+        let (mut plain, mut fused, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for &dtype in DType::ALL {
             for protocol in WORDS {
                 for phases in PHASES {
@@ -94,8 +96,11 @@ impl<F: Fan> Unrolled<F> {
                     fused.push(module.function(&name)?);
                 }
             }
+            for phases in PHASES {
+                rows.push(module.function(&format!("pl_unrolled_{k}_rows_{name}_{phases}"))?);
+            }
         }
-        Ok(Unrolled { plain, fused })
+        Ok(Unrolled { plain, fused, rows })
     }
 
     /// The kernel for calls of a type over a word protocol by a table of so many phases, if there is one.
@@ -112,6 +117,11 @@ impl<F: Fan> Unrolled<F> {
             true => self.fused.get(at(Kernels::normed(dtype).ok()?)),
             false => self.plain.get(at(dtype as usize))?.as_ref(),
         }
+    }
+
+    /// The kernel for the short path of rows by `sentinel`, if there is one.
+    pub fn rows(&self, dtype: DType, phases: usize) -> Option<&Function<F>> {
+        self.rows.get(Kernels::normed(dtype).ok()? * PHASES.len() + phases - 1)
     }
 }
 

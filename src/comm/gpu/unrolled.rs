@@ -7,7 +7,7 @@ use super::shape::{
 };
 use crate::comm::call::Call;
 use crate::error::Result;
-use crate::lane::Unrolled;
+use crate::lane::{short_row, Unrolled};
 use crate::launch::*;
 use crate::types::{DType, Op, Protocol, PACK_BYTES};
 
@@ -84,33 +84,53 @@ unsafe fn launch<F: HasKernels>(
 ) -> Result<bool> {
     let pl_args { step, table } = args;
     let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
-    let Some(kernel) = F::of(kernels).get(dtype, protocol, table.phases.into(), step.rows != 0)
-    else {
+    let kernels = F::of(kernels);
+    let phases = usize::from(table.phases);
+    let Some(mut kernel) = kernels.get(dtype, protocol, phases, step.rows != 0) else {
         return Ok(false);
     };
     // As cuda/kernels.cu has it.
     let small = protocol == Protocol::Sentinel && F::K <= MOST_SMALL;
-    let most_threads = match (step.rows, protocol, table.phases) {
+    let most_threads = match (step.rows, protocol, phases) {
         (0, ..) if small => SMALL_THREADS,
         (0, ..) | (_, Protocol::Ll, _) => FEWER_THREADS,
         (_, _, 2) if F::K >= LARGEST_WITH_NORM => LARGEST_ROW_THREADS,
         _ => ROW_THREADS,
     };
     let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
+    let plain = step.op == Op::Sum as u32 && step.check == 0;
     let args = match step.rows {
         0 => {
             shape = rule.shape(table, &step.geo, protocol, pack(step.count), most_threads);
-            let plain = step.op == Op::Sum as u32 && step.check == 0;
             let threads = u64::from(shape.blocks) * u64::from(shape.threads);
             form.lay_out(table, pack(step.count), plain.then_some(threads))
         }
         rows => {
-            let spread = form.lay_out_rows(table, pack(step.width), rows, |longest| {
-                let spread = rule.spread(rows, longest, most_threads, table.phases > 1);
+            let short_kernel =
+                if protocol == Protocol::Sentinel { kernels.rows(dtype, phases) } else { None };
+            let packs = pack(step.width);
+            let plain = plain && short_kernel.is_some();
+            let spread = form.lay_out_rows(table, packs, rows, plain, |longest, short| {
+                let by_short_path = || {
+                    let whole = match phases {
+                        1 => None,
+                        _ => Some(short_row(F::K, packs, longest)?),
+                    };
+                    rule.spread_straight(rows, longest, whole)
+                };
+                let spread = match short {
+                    true => by_short_path(),
+                    false => None,
+                };
+                let spread =
+                    spread.unwrap_or_else(|| rule.spread(rows, longest, most_threads, phases > 1));
                 (shape.blocks, shape.threads) = (spread.blocks, spread.threads);
-                spread.block_units
+                spread.units
             });
             let Some(args) = spread else { return Ok(false) };
+            if *args.head().straight != 0 {
+                kernel = short_kernel.unwrap_or(kernel);
+            }
             args
         }
     };
