@@ -22,7 +22,7 @@
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
 //                          how many pairs of words a lane's thread asks for at once
 //   keep kept KEEPERS WARP   packs of a block by number and thread; what a block has a multiple of
-//   keep_square kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's; how
+//   keep_square_if kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's; how
 //   many
 //                          packs of a unit a thread then has
 //   prefetch               a line that is going to be read
@@ -270,7 +270,14 @@ PL_FN float2* pairs_of_squares() {
   __shared__ float2 squares[MOST_SQUARES / 2];
   return squares;
 }
-PL_FN void keep_square(uint32_t pack, float x) { reinterpret_cast<float*>(pairs_of_squares())[pack] = x; }
+PL_FN void keep_square_if(bool on, uint32_t pack, float x) {
+  const float* to = reinterpret_cast<const float*>(pairs_of_squares()) + pack;
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %2, 0;\n"
+      "@on st.shared.f32 [%0], %1;}" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
+      "f"(x), "r"(uint32_t(on))
+      : "memory");
+}
 // Those of `pack` and of the next one, `pack` being even.
 PL_FN void kept_squares(uint32_t pack, uint32_t* w) {
   const float2 pair = pairs_of_squares()[pack / 2];
@@ -358,6 +365,11 @@ PL_FN uint32_t in_register(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+PL_FN uint64_t in_register(uint64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+PL_FN char* in_register(char* p) { return reinterpret_cast<char*>(in_register(uint64_t(p))); }
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
 PL_FN uint32_t set_bits(uint32_t mask) { return __popc(mask); }
 
@@ -664,7 +676,7 @@ void keep(uint32_t place, uint32_t keeper, const struct Raw& raw);
 template <uint32_t PLACES>
 void kept(uint32_t place, uint32_t keeper, struct Raw& raw);
 constexpr uint32_t MOST_SQUARES = 2, ROW_PACKS = 1;
-void keep_square(uint32_t pack, float x);
+void keep_square_if(bool on, uint32_t pack, float x);
 void kept_squares(uint32_t pack, uint32_t* w);
 
 PL_FN void prefetch(const void*) {}
@@ -704,6 +716,8 @@ PL_FN void pause(uint32_t yield) {
 PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 PL_FN uint32_t in_register(uint32_t x) { return x; }
+PL_FN uint64_t in_register(uint64_t x) { return x; }
+PL_FN char* in_register(char* p) { return p; }
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
 PL_FN uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 #if defined(__x86_64__)

@@ -100,13 +100,14 @@ struct SpreadRows {
 
   // r of one pack, to memory and over its residual; and its squares' sum to whom it may concern.
   PL_FN void add(uint32_t row, const Span& span, const dev::Raw& sum, dev::Raw& r) {
-    post(row, span.in_tile, add_pack<D, true>(sum, r, residual_out_at(s, span.in_tile), r));
+    const float squares = add_pack<D, true>(sum, r, residual_out_at(s, span.in_tile), r);
+    post(word(row, span.in_tile), alone(row, span.in_tile), squares);
   }
-  PL_FN void post(uint32_t row, uint64_t in_tile, float squares) {
-    char* to = word(row, in_tile);
-    dev::post_64(to, tag() | dev::bit_cast<uint32_t>(squares));
-    // The neighbour that an odd row's last pack does not have.
-    if (PL_UNLIKELY(in_tile + 1 == (row + 1) * s.packs && (s.packs & 1))) dev::post_64(to + 8, tag());
+  // Whether the word of a pack, the last of an odd row, has no neighbour.
+  PL_FN bool alone(uint32_t row, uint64_t in_tile) const { return in_tile + 1 == (row + 1) * s.packs && (s.packs & 1); }
+  PL_FN void post(char* word, bool alone, float squares) {
+    dev::post_64(word, tag() | dev::bit_cast<uint32_t>(squares));
+    if (PL_UNLIKELY(alone)) dev::post_64(word + 8, tag());
   }
 
   // Adds to lanes `lane` and `lane + 1` of a row what `fetch(p, w)` puts into w: of packs p + k * LANES and their
@@ -150,7 +151,7 @@ struct SpreadRows {
     return !dev::any_in_block(!ok);
   }
   PL_FN float scale(uint32_t row, uint32_t set) const {
-    return 1.0f / dev::square_root(dev::sum_of_groups(row, set) / float(s.a.width) + s.a.eps);
+    return 1.0f / dev::square_root(dev::sum_of_groups(row, set) / float(uint32_t(s.a.width)) + s.a.eps);
   }
 };
 

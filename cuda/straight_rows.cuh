@@ -54,12 +54,13 @@ struct StraightSpread {
     dev::pack_load_if(here, residual, pack_at(s.a.residual, steps.in_tile));
     dev::pack_load_if(here, gamma, pack_at(s.a.gamma, steps.j));
     const uint32_t wanted = here ? ph.remote : 0;
+    char* const word = dev::in_register(rows.word(row, steps.in_tile));  // worked out before the wait
     bool ok = steps.sum(ph, wanted, total);
     // At once: the other blocks wait for squares that do not come.
     if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
     const bool has = here && ok;
     const float squares = add_words<D>(total, residual, r);
-    if (has) rows.post(row, steps.in_tile, squares);
+    if (has) rows.post(word, rows.alone(row, steps.in_tile), squares);
     dev::pack_store_if(has, residual_out_at(s, steps.in_tile), r);
     steps.template rearm<K + 1>(ph, ok ? wanted : 0);
     if (row >= s.rows) return ok;  // a block to spare
@@ -99,8 +100,8 @@ struct StraightRow {
       : s(step),
         u(args),
         row(dev::block()),
-        group(group_of(args.block_units)),
-        unit(unit_of(args.block_units)),
+        group(dev::in_register(group_of(args.block_units))),
+        unit(dev::in_register(unit_of(args.block_units))),
         sums(step, args, adds() ? unit : ~0u, row * args.phase[0].item_packs[0], row * uint32_t(step.packs)),
         rows(step) {}
 
@@ -159,6 +160,7 @@ struct StraightRow {
   PL_FN bool sum(dev::Raw& total) {
     const auto &scatter = u.phase[0], &collect = u.phase[1];
     sums.find_place();
+    sums.place = dev::in_register(sums.place);  // or every poll works it out anew
     dev::same_view(sums.mine, sent[EACH - 1]);
     const uint32_t parts = sums.j < scatter.item_packs[0] ? scatter.remote : 0;
     if (PL_UNLIKELY(!sums.sum(scatter, parts, total))) return false;
@@ -193,6 +195,8 @@ struct StraightRow {
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) PL_EACH
     for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *raw[i].words(w) = 0;
+    // The neighbour that an odd row's last pack does not have.
+    if (dev::tid() == 0) dev::keep_square_if(s.packs & 1, uint32_t(s.packs), 0.0f);
     bool ok = true;
     if (adds()) ok = sum(raw[EACH - 1]);
     // A failure is told at once, since other threads of the block wait before the barrier.
@@ -217,7 +221,7 @@ struct StraightRow {
     }
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i)
-      keep(has >> i & 1, result(i).first + unit, add_words<D>(raw[i], residual[i], raw[i]));
+      dev::keep_square_if(has >> i & 1, result(i).first + unit, add_words<D>(raw[i], residual[i], raw[i]));
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {
       dev::pack_store_if(has >> i & 1, residual_out_at(s, in_tile(result(i))), raw[i]);
@@ -242,11 +246,6 @@ struct StraightRow {
       dev::pack_store_if(has >> i & 1, static_cast<char*>(s.a.output) + in_tile(result(i)) * PL_PACK_BYTES, normed);
     }
     return true;
-  }
-  PL_FN void keep(bool has, uint32_t pack, float squares) const {
-    if (!has) return;
-    dev::keep_square(pack, squares);
-    if (PL_UNLIKELY(pack + 1 == s.packs && (s.packs & 1))) dev::keep_square(pack + 1, 0.0f);
   }
 };
 

@@ -171,9 +171,9 @@ inline float sum_of_groups(uint32_t row, uint32_t set) {
 // A row that is one block's has more packs of a unit per thread here than on a GPU, and still several groups of
 // threads.
 constexpr uint32_t MOST_SQUARES = explorer::MAX_SQUARES, ROW_PACKS = 4;
-inline void keep_square(uint32_t pack, float x) {
+inline void keep_square_if(bool on, uint32_t pack, float x) {
   world->point();
-  world->squares()[pack] = x;
+  if (on) world->squares()[pack] = x;
 }
 inline void kept_squares(uint32_t pack, uint32_t* w) {
   world->point();
@@ -183,6 +183,8 @@ inline void prefetch(const void*) {}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 inline uint32_t in_register(uint32_t x) { return x; }
+inline uint64_t in_register(uint64_t x) { return x; }
+inline char* in_register(char* p) { return p; }
 inline uint32_t lowest_bit(uint32_t mask) { return uint32_t(__builtin_ctz(mask)); }
 
 template <class T>
