@@ -18,6 +18,7 @@
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
+//   any_of                 the first so many of them, a multiple of WARP
 //   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
 //                          how many pairs of words a lane's thread asks for at once
@@ -172,6 +173,16 @@ PL_FN void after_predecessor(bool dependents) {
 
 PL_FN void sync_block() { __syncthreads(); }
 PL_FN bool any_in_block(bool x) { return __syncthreads_or(x) != 0; }
+PL_FN bool any_of(uint32_t threads, bool x) {
+  uint32_t any;
+  asm volatile(
+      "{.reg .pred mine, any; setp.ne.u32 mine, %1, 0;\n"
+      "bar.red.or.pred any, 1, %2, mine; selp.u32 %0, 1, 0, any;}"
+      : "=r"(any)
+      : "r"(uint32_t(x)), "r"(threads)
+      : "memory");
+  return any != 0;
+}
 // Thread 0's value, to all threads of the block. Once per launch: a second call would need a barrier before the store.
 PL_FN uint64_t share(uint64_t v) {
   __shared__ uint64_t word;
@@ -229,20 +240,21 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
   return x[0];
 }
 
-// The same order where the items of a row are not in this block alone: `lanes(row, l, x)` puts what lanes l and l + 1
-// come to into x, which is 0 before; each 32 lanes are combined, and after a barrier any thread can have the sum. Two
-// sets of results take turns, so that one barrier a call is enough: before a thread writes to the set of the call
-// before last, it has met all others behind their last look at it.
+// The same order where the items of a row are not in this block alone, by its first `threads` threads: `lanes(row, l,
+// x)` puts what lanes l and l + 1 come to into x, which is 0 before; each 32 lanes are combined, and after a barrier
+// any thread can have the sum. Two sets of results take turns, so that one barrier a call is enough: before a thread
+// writes to the set of the call before last, it has met all others behind their last look at it.
+constexpr uint32_t LANE_THREADS = LANES / 2;              // as many as have something to do for a row
 constexpr uint32_t ROWS_AT_ONCE = 16, WORDS_AT_ONCE = 4;  // a row of up to 8192 elements in one round trip
 PL_FN float* groups_of_rows(uint32_t set) {
   __shared__ float groups[2][ROWS_AT_ONCE * (LANES / 32)];
   return groups[set];
 }
 template <class Lanes>
-PL_FN void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes) {
+PL_FN void lanes_to_groups(uint32_t threads, uint32_t rows, uint32_t set, Lanes lanes) {
   float* groups = groups_of_rows(set);
   PL_ROLL
-  for (uint32_t at = threadIdx.x; at < rows * (LANES / 2); at += blockDim.x) {
+  for (uint32_t at = threadIdx.x; at < rows * (LANES / 2); at += threads) {
     float x[2] = {0.0f, 0.0f};
     lanes(at / (LANES / 2), at % (LANES / 2) * 2, x);
     PL_EACH
@@ -667,9 +679,10 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
 }
 
 // One thread has all of a row: rows are spread on GPUs alone.
-constexpr uint32_t ROWS_AT_ONCE = 1, WORDS_AT_ONCE = 1, KEEPERS = 1, WARP = 1;
+constexpr uint32_t ROWS_AT_ONCE = 1, WORDS_AT_ONCE = 1, KEEPERS = 1, WARP = 1, LANE_THREADS = 1;
+bool any_of(uint32_t threads, bool x);
 template <class Lanes>
-void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes);
+void lanes_to_groups(uint32_t threads, uint32_t rows, uint32_t set, Lanes lanes);
 float sum_of_groups(uint32_t row, uint32_t set);
 template <uint32_t PLACES>
 void keep(uint32_t place, uint32_t keeper, const struct Raw& raw);

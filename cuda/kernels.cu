@@ -41,6 +41,8 @@ constexpr unsigned THREADS = 256;
 constexpr unsigned SMALL_THREADS = 512;
 // One with a norm has much to do for a pack, and few multiprocessors for the packs of a row.
 constexpr unsigned ROW_THREADS = 512;
+// On the short path a warp more, which has no pack (straight_rows.cuh).
+constexpr unsigned SHORT_ROW_THREADS = ROW_THREADS + 32;
 // Its largest, after two phases of eight ranks, would spill with more.
 constexpr unsigned LARGEST_ROW_THREADS = 384;
 
@@ -105,7 +107,7 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, LARGEST)
 
 #define PL_ROWS_KERNEL(D, name, K, PHASES, phases)                                          \
-  extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)                              \
+  extern "C" __global__ void __launch_bounds__(SHORT_ROW_THREADS, 1)                        \
       pl_unrolled_##K##_rows_##name##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                \
     PL_NAMESPACE::all_reduce_add_rms_norm_straight<D, K, PHASES>(u);                        \

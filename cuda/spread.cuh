@@ -143,12 +143,12 @@ struct SpreadRows {
       return awaited(s, poll, [&] { return s.a.rank; });
     });
   }
-  // Gathers `rows` rows from `from` on. False, for all threads of the block alike, if one was not `ok` or something did
-  // not come. `set` goes 0, 1, 0, ... from call to call.
-  PL_FN bool gather(bool& ok, uint32_t from, uint32_t rows, uint32_t set) {
-    dev::lanes_to_groups(rows, set,
+  // Gathers `rows` rows from `from` on, by the first `threads` threads of the block. False, for all of them alike, if
+  // one was not `ok` or something did not come. `set` goes 0, 1, 0, ... from call to call.
+  PL_FN bool gather(bool& ok, uint32_t from, uint32_t rows, uint32_t set, uint32_t threads) {
+    dev::lanes_to_groups(threads, rows, set,
                          [&](uint32_t row, uint32_t lane, float(&x)[2]) { ok = ok && lanes(from + row, lane, x); });
-    return !dev::any_in_block(!ok);
+    return !dev::any_of(threads, !ok);
   }
   PL_FN float scale(uint32_t row, uint32_t set) const {
     return 1.0f / dev::square_root(dev::sum_of_groups(row, set) / float(uint32_t(s.a.width)) + s.a.eps);

@@ -6,6 +6,11 @@
 // What others wait for comes first: packs for peers, sums of squares for the rest of the row. What only this thread
 // reads or writes, the caller's residual, gamma and residual_out, and words to arm again, comes behind that, while
 // others answer.
+//
+// A launch has a warp more per block than it has work for. That warp has no pack and waits for nothing, so it is ahead
+// of the others while they wait, and the instructions that they need next are there: fetched by each launch anew, they
+// cost more than executing them. It takes part in no barrier between the entry and the end (dev::any_of), or it would
+// wait too.
 #ifndef PEERLANE_STRAIGHT_ROWS_CUH
 #define PEERLANE_STRAIGHT_ROWS_CUH
 
@@ -14,6 +19,9 @@
 #include "straight.cuh"
 
 namespace PL_NAMESPACE {
+
+// Threads for so many units: whole warps.
+PL_FN uint32_t warps_of(uint32_t units) { return (units + dev::WARP - 1) / dev::WARP * dev::WARP; }
 
 PL_FN const char* pack_at(const void* of, uint64_t pack) { return static_cast<const char*>(of) + pack * PL_PACK_BYTES; }
 
@@ -64,7 +72,8 @@ struct StraightSpread {
     dev::pack_store_if(has, residual_out_at(s, steps.in_tile), r);
     steps.template rearm<K + 1>(ph, ok ? wanted : 0);
     if (row >= s.rows) return ok;  // a block to spare
-    if (PL_UNLIKELY(!rows.gather(ok, row, 1, 0))) return false;
+    const uint32_t least = warps_of(u.block_units), workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
+    if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) return false;
     scale_words<D>(r, rows.scale(0, 0), gamma, s.a.weight_bias, normed);
     dev::pack_store_if(here, steps.output(0), normed);
     return true;
@@ -105,17 +114,17 @@ struct StraightRow {
         sums(step, args, adds() ? unit : ~0u, row * args.phase[0].item_packs[0], row * uint32_t(step.packs)),
         rows(step) {}
 
-  static PL_FN uint32_t size_of(uint32_t units) { return (units + dev::WARP - 1) / dev::WARP * dev::WARP; }
   static PL_FN uint32_t group_of(uint32_t units) {
     uint32_t group = 0;
     PL_EACH
-    for (uint32_t g = 1; g < GROUPS; ++g) group += dev::tid() >= g * size_of(units);
+    for (uint32_t g = 1; g < GROUPS; ++g) group += dev::tid() >= g * warps_of(units);
     return group;
   }
   PL_FN uint32_t unit_of(uint32_t units) const {
-    const uint32_t at = dev::tid() - group * size_of(units);
+    const uint32_t at = dev::tid() - group * warps_of(units);
     return at < units && row < s.rows ? at : ~0u;
   }
+  PL_FN uint32_t workers() const { return GROUPS * warps_of(u.block_units); }
   PL_FN bool adds() const { return group == GROUPS - 1; }
 
   // The send and the result behind place `i` of this thread, and whether it is the piece that this rank sums.
@@ -227,17 +236,19 @@ struct StraightRow {
       dev::pack_store_if(has >> i & 1, residual_out_at(s, in_tile(result(i))), raw[i]);
       Words::rearm_if(wanted >> i & 1, slots[i]);
     }
-    // The barrier that the squares need besides.
-    if (PL_UNLIKELY(dev::any_in_block(!ok))) return false;
-    dev::lanes_to_groups(1, 0, [&](uint32_t, uint32_t lane, float(&x)[2]) {
-      rows.add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[SpreadRows<D>::AT_ONCE][2]) {
-        PL_EACH
-        for (uint32_t k = 0; k < SpreadRows<D>::AT_ONCE; ++k)
-          if (p + k * dev::LANES < s.packs) dev::kept_squares(p + k * dev::LANES, w[k]);
-        return true;
+    if (dev::tid() < workers()) {
+      // The barrier that the squares need besides.
+      if (PL_UNLIKELY(dev::any_of(workers(), !ok))) return false;
+      dev::lanes_to_groups(workers(), 1, 0, [&](uint32_t, uint32_t lane, float(&x)[2]) {
+        rows.add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[SpreadRows<D>::AT_ONCE][2]) {
+          PL_EACH
+          for (uint32_t k = 0; k < SpreadRows<D>::AT_ONCE; ++k)
+            if (p + k * dev::LANES < s.packs) dev::kept_squares(p + k * dev::LANES, w[k]);
+          return true;
+        });
       });
-    });
-    dev::sync_block();
+      dev::any_of(workers(), false);
+    }
     const float scale = rows.scale(0, 0);
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {

@@ -12,6 +12,7 @@ mod common;
 use cases::{
     boxes, fused_plan, mixed_plan, plain_plan, plan, wide_plan, Random, Runner, Way, WAYS,
 };
+use peerlane::launch::PL_REASON_DEADLINE;
 use peerlane::schedule::Goal;
 use peerlane::{Algorithm, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -187,6 +188,47 @@ fn a_write_lost_in_a_fused_step_is_a_deadline() {
         println!("{} {}: {ended} deadlines", way.0, way.1);
         assert!(ended > 270);
     });
+}
+
+/// A rank that makes no step at all: whoever waits, for packs, for results or for squares of another block, names that one.
+/// Hardly ever another: a thread may be kept from the clock until one that waits for it has given up twice.
+#[test]
+fn a_rank_that_never_sends_is_the_one_that_short_rows_name() {
+    let boxes = boxes();
+    for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+        let (mut runner, mut short, mut others) = (Runner::new(), 0, 0);
+        for seed in 0..3000 {
+            let mut plan = fused_plan(&boxes, algorithm, WAYS[1], seed);
+            // A rank's own words may be late where they take the link.
+            (plan.host_staged, plan.late_rearms, plan.check) = (false, false, false);
+            plan.steps.drain(..1);
+            plan.steps.truncate(1);
+            plan.rank_steps = vec![1; plan.n];
+            let absent = Random(seed).below(plan.n as u64) as usize;
+            plan.rank_steps[absent] = 0;
+            // Where a piece is empty its owner waits for nobody, and others wait for results only.
+            let least = if algorithm == Algorithm::TwoShot { plan.n } else { 1 };
+            if plan.steps[0].norm.is_none_or(|norm| norm.width / 8 < least) {
+                continue;
+            }
+            runner.short_rows = [0; 2];
+            let verdict = runner.run(&plan);
+            if runner.short_rows.iter().sum::<u64>() == 0 {
+                continue;
+            }
+            short += 1;
+            let at = format!("{}, rank {absent} absent, seed {seed}", plan.name);
+            assert_eq!((verdict.outcome.stuck, &verdict.wrong), (0, &None), "{at}");
+            for (rank, state) in verdict.states.iter().enumerate().take(plan.n) {
+                if rank != absent {
+                    assert_eq!(state.abort, PL_REASON_DEADLINE, "{at}, {rank}");
+                    others += u32::from(state.record.peer as usize != absent);
+                }
+            }
+        }
+        println!("{algorithm}: {short} steps, {others} other names");
+        assert!(short > 100 && others * 10 < short, "{short} {others}");
+    }
 }
 
 #[test]

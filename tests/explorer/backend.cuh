@@ -119,6 +119,10 @@ inline void sync_block() {
   if (control() != CONTROL_NO_BARRIER) world->meet_block(false);
 }
 inline bool any_in_block(bool x) { return world->meet_block(x); }
+inline bool any_of(uint32_t threads, bool x) {
+  if (control() == CONTROL_NO_BARRIER) return x;
+  return world->meet_part(threads, x);
+}
 inline uint64_t share(uint64_t v) { return world->share(v); }
 
 constexpr uint32_t LANES = 256;
@@ -153,12 +157,12 @@ float sum_over_lanes(uint32_t items, Load load, Use use) {
 }
 
 // All lanes are left where the threads of the block find them, and the tree over them is each thread's own work.
-constexpr uint32_t ROWS_AT_ONCE = 2, WORDS_AT_ONCE = 2, KEEPERS = 2, WARP = 1;
+constexpr uint32_t ROWS_AT_ONCE = 2, WORDS_AT_ONCE = 2, KEEPERS = 2, WARP = 1, LANE_THREADS = 1;
 static_assert(2 * ROWS_AT_ONCE * LANES <= explorer::MAX_LANES, "two sets of results");
 template <class Lanes>
-void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes) {
+void lanes_to_groups(uint32_t threads, uint32_t rows, uint32_t set, Lanes lanes) {
   float* all = world->lanes() + set * ROWS_AT_ONCE * LANES;
-  for (uint32_t at = tid(); at < rows * (LANES / 2); at += threads()) {
+  for (uint32_t at = tid(); at < rows * (LANES / 2); at += threads) {
     float x[2] = {};
     lanes(at / (LANES / 2), at % (LANES / 2) * 2, x);
     memcpy(all + 2 * at, x, sizeof x);

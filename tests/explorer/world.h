@@ -113,6 +113,7 @@ class World {
   float* lanes() { return blocks_[now->rank * c->blocks + now->block].lanes; }
   float* squares() { return blocks_[now->rank * c->blocks + now->block].squares; }
   bool meet_block(bool any);
+  bool meet_part(uint32_t threads, bool any);  // the first so many of the calling thread's block
   // What a thread of the calling thread's block keeps there.
   uint32_t (*kept(uint32_t tid))[4] { return fibers_[blocks_[now->rank * c->blocks + now->block].first + tid].kept; }
   uint64_t clock();
@@ -145,7 +146,7 @@ class World {
   bool quiet() const { return pending_ == 0 && fails_ > 11 * live_; }
 
   std::vector<Fiber> fibers_;
-  std::vector<Barrier> blocks_, ranks_;
+  std::vector<Barrier> blocks_, parts_, ranks_;
   std::vector<Queue> queues_;
   std::vector<std::vector<uint8_t>> landed_;  // per thread: which of its writes, by number
   std::vector<uint32_t> oldest_;              // per thread: its oldest write in flight

@@ -13,6 +13,8 @@ const FEW_THREADS: u32 = 128;
 const THREADS: [u32; 4] = [64, FEW_THREADS, FEWER_THREADS, SMALL_THREADS];
 /// Most threads of a block that norms rows: ROW_THREADS of cuda/kernels.cu.
 pub(super) const ROW_THREADS: u32 = 512;
+/// Threads of a short row's block that have no packs, see cuda/straight_rows.cuh. Where threads are pinned there may be none.
+const SPARE_WARP: u64 = 32;
 /// The same of the largest: LARGEST_ROW_THREADS there.
 pub(super) const LARGEST_ROW_THREADS: u32 = 384;
 /// The same of kernels that need few registers, and of those that need more: SMALL_THREADS and THREADS there.
@@ -143,9 +145,8 @@ impl ShapeRule {
             }
         };
         let each = longest.div_ceil(block);
-        let threads = self.threads.map_or(threads, |pinned| threads.max(pinned.into()));
-        let fits =
-            threads <= ROW_THREADS.into() && self.threads.is_none_or(|t| threads <= t.into());
+        let fits = threads <= u64::from(self.threads.unwrap_or(ROW_THREADS).min(ROW_THREADS));
+        let threads = self.threads.map_or(threads + SPARE_WARP, u64::from);
         fits.then(|| Spread {
             blocks: (rows * each + u64::from(self.spare)).min(self.most_blocks.into()) as u32,
             threads: threads as u32,
@@ -284,23 +285,23 @@ mod tests {
             Some((s.blocks, s.threads, s.units.block, s.units.row))
         };
         let sixteen = ShapeRule::new(132, 8, Some(16), None);
-        assert_eq!(short(sixteen, 1, 896, None), Some((7, 128, 128, 896)));
-        assert_eq!(short(sixteen, 2, 896, None), Some((14, 128, 128, 896)));
-        assert_eq!(short(sixteen, 3, 896, None), Some((15, 192, 192, 960)));
-        assert_eq!(short(sixteen, 8, 896, None), Some((16, 448, 448, 896)));
+        assert_eq!(short(sixteen, 1, 896, None), Some((7, 160, 128, 896)));
+        assert_eq!(short(sixteen, 2, 896, None), Some((14, 160, 128, 896)));
+        assert_eq!(short(sixteen, 3, 896, None), Some((15, 224, 192, 960)));
+        assert_eq!(short(sixteen, 8, 896, None), Some((16, 480, 448, 896)));
         assert_eq!(short(sixteen, 16, 896, None), None, "more units than threads");
-        assert_eq!(short(sixteen, 1, 887, None), Some((7, 128, 128, 896)));
-        assert_eq!(short(sixteen, 1, 1, None), Some((1, 128, 32, 32)));
+        assert_eq!(short(sixteen, 1, 887, None), Some((7, 160, 128, 896)));
+        assert_eq!(short(sixteen, 1, 1, None), Some((1, 160, 32, 32)));
         for rows in 1..=16 {
             let whole = short_row(7, 896, 112);
-            assert_eq!(short(sixteen, rows, 112, whole), Some((rows as u32, 512, 112, 112)));
+            assert_eq!(short(sixteen, rows, 112, whole), Some((rows as u32, 544, 112, 112)));
         }
         assert_eq!(short(sixteen, 17, 112, short_row(7, 896, 112)), None);
         assert_eq!(short_row(3, 896, 224), Some(448));
         assert_eq!(short_row(1, 896, 448), Some(448));
         assert_eq!(short_row(1, 1025, 513), None);
         let spare = sixteen.with_spare_block();
-        assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 512, 112, 112)));
+        assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 544, 112, 112)));
         assert_eq!(short(spare, 16, 112, Some(512)), None, "no block is left for fences");
         let pinned = ShapeRule::new(132, 8, Some(16), Some(256));
         assert_eq!(short(pinned, 2, 896, None), Some((14, 256, 128, 896)));
