@@ -277,7 +277,7 @@ PL_FN float sum_of_groups(uint32_t row, uint32_t set) {
 
 // Sums of squares of packs where a row is one block's, for any thread to have once a barrier has put them there. An odd
 // number of them is followed by a 0.
-constexpr uint32_t MOST_SQUARES = 1024, ROW_PACKS = 2;
+constexpr uint32_t MOST_SQUARES = 1024, ROW_PACKS = 4;
 PL_FN float2* pairs_of_squares() {
   __shared__ float2 squares[MOST_SQUARES / 2];
   return squares;

@@ -43,6 +43,9 @@ constexpr unsigned SMALL_THREADS = 512;
 constexpr unsigned ROW_THREADS = 512;
 // On the short path a warp more, which has no pack (straight_rows.cuh).
 constexpr unsigned SHORT_ROW_THREADS = ROW_THREADS + 32;
+// Two phases of more ranks than two take fewer, two blocks of which fit on a multiprocessor: then a kernel of 16 rows
+// may start while the one before it runs.
+constexpr unsigned SHARED_ROW_THREADS = 256;
 // Its largest, after two phases of eight ranks, would spill with more.
 constexpr unsigned LARGEST_ROW_THREADS = 384;
 
@@ -106,19 +109,19 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)      \
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, LARGEST)
 
-#define PL_ROWS_KERNEL(D, name, K, PHASES, phases)                                          \
-  extern "C" __global__ void __launch_bounds__(SHORT_ROW_THREADS, 1)                        \
+#define PL_ROWS_KERNEL(D, name, K, PHASES, phases, THREADS, BLOCKS)                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                             \
       pl_unrolled_##K##_rows_##name##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                \
     PL_NAMESPACE::all_reduce_add_rms_norm_straight<D, K, PHASES>(u);                        \
   }
-#define PL_ROWS_KERNELS(D, name)     \
-  PL_ROWS_KERNEL(D, name, 1, 1, one) \
-  PL_ROWS_KERNEL(D, name, 3, 1, one) \
-  PL_ROWS_KERNEL(D, name, 7, 1, one) \
-  PL_ROWS_KERNEL(D, name, 1, 2, two) \
-  PL_ROWS_KERNEL(D, name, 3, 2, two) \
-  PL_ROWS_KERNEL(D, name, 7, 2, two)
+#define PL_ROWS_KERNELS(D, name)                            \
+  PL_ROWS_KERNEL(D, name, 1, 1, one, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 3, 1, one, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 7, 1, one, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 1, 2, two, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 3, 2, two, SHARED_ROW_THREADS, 2) \
+  PL_ROWS_KERNEL(D, name, 7, 2, two, SHARED_ROW_THREADS, 2)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \

@@ -7,7 +7,7 @@
 // reads or writes, the caller's residual, gamma and residual_out, and words to arm again, comes behind that, while
 // others answer.
 //
-// A launch has a warp more per block than it has work for. That warp has no pack and waits for nothing, so it is ahead
+// A launch of one phase has a warp more per block than it has work for. That warp has no pack and waits for nothing, so it is ahead
 // of the others while they wait, and the instructions that they need next are there: fetched by each launch anew, they
 // cost more than executing them. It takes part in no barrier between the entry and the end (dev::any_of), or it would
 // wait too.

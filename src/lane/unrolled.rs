@@ -340,12 +340,15 @@ pub struct RowUnits {
 /// Most packs of a row that the short path keeps in one block, and how many packs of a unit a thread has: MOST_SQUARES and
 /// ROW_PACKS in `cuda/dev.cuh`.
 const MOST_SQUARES: u64 = 1024;
-const ROW_PACKS: usize = 2;
+const ROW_PACKS: usize = 4;
+/// SHARED_ROW_THREADS in `cuda/kernels.cu`.
+const MOST_SHARED: u64 = 256;
 
 /// The threads of a block for a row of two phases by the short path of kernels for `fan` sends, if it has such a block.
 pub fn short_row(fan: usize, packs: u64, longest: u64) -> Option<u64> {
     let groups = (fan as u64 + 1) / ROW_PACKS.min(fan + 1) as u64;
-    (packs <= MOST_SQUARES).then(|| groups * longest.next_multiple_of(32))
+    let threads = groups * longest.next_multiple_of(32);
+    (packs <= MOST_SQUARES && (fan == 1 || threads <= MOST_SHARED)).then_some(threads)
 }
 
 /// Where the leaves of the balanced tree over `leaves` operands stand in the complete tree over `room`: a node with m

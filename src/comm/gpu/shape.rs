@@ -146,7 +146,8 @@ impl ShapeRule {
         };
         let each = longest.div_ceil(block);
         let fits = threads <= u64::from(self.threads.unwrap_or(ROW_THREADS).min(ROW_THREADS));
-        let threads = self.threads.map_or(threads + SPARE_WARP, u64::from);
+        let spare = if whole.is_some() { 0 } else { SPARE_WARP };
+        let threads = self.threads.map_or(threads + spare, u64::from);
         fits.then(|| Spread {
             blocks: (rows * each + u64::from(self.spare)).min(self.most_blocks.into()) as u32,
             threads: threads as u32,
@@ -294,14 +295,14 @@ mod tests {
         assert_eq!(short(sixteen, 1, 1, None), Some((1, 160, 32, 32)));
         for rows in 1..=16 {
             let whole = short_row(7, 896, 112);
-            assert_eq!(short(sixteen, rows, 112, whole), Some((rows as u32, 544, 112, 112)));
+            assert_eq!(short(sixteen, rows, 112, whole), Some((rows as u32, 256, 112, 112)));
         }
         assert_eq!(short(sixteen, 17, 112, short_row(7, 896, 112)), None);
-        assert_eq!(short_row(3, 896, 224), Some(448));
+        assert_eq!(short_row(3, 896, 224), Some(224));
         assert_eq!(short_row(1, 896, 448), Some(448));
         assert_eq!(short_row(1, 1025, 513), None);
         let spare = sixteen.with_spare_block();
-        assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 544, 112, 112)));
+        assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 512, 112, 112)));
         assert_eq!(short(spare, 16, 112, Some(512)), None, "no block is left for fences");
         let pinned = ShapeRule::new(132, 8, Some(16), Some(256));
         assert_eq!(short(pinned, 2, 896, None), Some((14, 256, 128, 896)));
