@@ -38,6 +38,37 @@ PL_FN void load_pack(dev::Raw& raw, const char* row, uint32_t pack) {
   dev::user_load<typename D::T, false>(raw, row + uint64_t(pack) * PL_PACK_BYTES, 1, PL_PACK_BYTES);
 }
 
+// The sum of the squares of one pack.
+PL_FN float sum_of_eight(const float (&x)[8]) {
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+template <class D>
+PL_FN float scaled(typename D::T x, float scale, typename D::T gamma, float bias) {
+  return (D::up(x) * scale) * (D::up(gamma) + bias);
+}
+
+// Where packs are registers, two elements a word: r of one pack, and the sum of its squares.
+template <class D>
+PL_FN float add_words(const dev::Raw& sum, const dev::Raw& residual, dev::Raw& r) {
+  static_assert(elements<D>() == 8, "rows of 16-bit floats");
+  PL_EACH
+  for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *r.words(w) = D::add_word(sum.word(w), residual.word(w));
+  const dev::In<typename D::T> x(r);
+  float square[8];
+  PL_UNROLL
+  for (uint32_t i = 0; i < 8; ++i) square[i] = D::up(x[i]) * D::up(x[i]);
+  return sum_of_eight(square);
+}
+template <class D>
+PL_FN void scale_words(const dev::Raw& r, float scale, const dev::Raw& gamma, float bias, dev::Raw& normed) {
+  const dev::In<typename D::T> x(r), g(gamma);
+  float value[8];
+  PL_UNROLL
+  for (uint32_t i = 0; i < 8; ++i) value[i] = scaled<D>(x[i], scale, g[i], bias);
+  PL_EACH
+  for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *normed.words(w) = D::down_word(value + 2 * w);
+}
+
 // r of one pack, to memory and to `r`; returns the sum of its squares. ALIGNED: all pointers are, to packs.
 template <class D, bool ALIGNED = false>
 PL_FN float add_pack(const dev::Raw& sum, const dev::Raw& residual, char* to, dev::Raw& r) {
@@ -60,7 +91,7 @@ PL_FN float add_pack(const dev::Raw& sum, const dev::Raw& residual, char* to, de
     PL_UNROLL
     for (uint32_t i = 0; i < 8; ++i) keep.set(i, rounded[i]);
   }
-  return ((square[0] + square[1]) + (square[2] + square[3])) + ((square[4] + square[5]) + (square[6] + square[7]));
+  return sum_of_eight(square);
 }
 
 template <class D, bool ALIGNED = false>
@@ -68,7 +99,7 @@ PL_FN void scale_pack(const dev::Raw& r, float scale, const dev::Raw& gamma, flo
   const dev::In<typename D::T> x(r), g(gamma);
   dev::Out<typename D::T> out(to, PL_PACK_BYTES);
   PL_UNROLL
-  for (uint32_t i = 0; i < 8; ++i) out.set(i, D::down((D::up(x[i]) * scale) * (D::up(g[i]) + bias)));
+  for (uint32_t i = 0; i < 8; ++i) out.set(i, D::down(scaled<D>(x[i], scale, g[i], bias)));
   ALIGNED ? out.flush_whole() : out.flush();
 }
 

@@ -18,10 +18,14 @@
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
+//   any_of                 the first so many of them, a multiple of WARP
 //   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
 //                          how many pairs of words a lane's thread asks for at once
 //   keep kept KEEPERS WARP   packs of a block by number and thread; what a block has a multiple of
+//   keep_square_if kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's; how
+//   many
+//                          packs of a unit a thread then has
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
@@ -169,6 +173,16 @@ PL_FN void after_predecessor(bool dependents) {
 
 PL_FN void sync_block() { __syncthreads(); }
 PL_FN bool any_in_block(bool x) { return __syncthreads_or(x) != 0; }
+PL_FN bool any_of(uint32_t threads, bool x) {
+  uint32_t any;
+  asm volatile(
+      "{.reg .pred mine, any; setp.ne.u32 mine, %1, 0;\n"
+      "bar.red.or.pred any, 1, %2, mine; selp.u32 %0, 1, 0, any;}"
+      : "=r"(any)
+      : "r"(uint32_t(x)), "r"(threads)
+      : "memory");
+  return any != 0;
+}
 // Thread 0's value, to all threads of the block. Once per launch: a second call would need a barrier before the store.
 PL_FN uint64_t share(uint64_t v) {
   __shared__ uint64_t word;
@@ -226,20 +240,21 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
   return x[0];
 }
 
-// The same order where the items of a row are not in this block alone: `lanes(row, l, x)` puts what lanes l and l + 1
-// come to into x, which is 0 before; each 32 lanes are combined, and after a barrier any thread can have the sum. Two
-// sets of results take turns, so that one barrier a call is enough: before a thread writes to the set of the call
-// before last, it has met all others behind their last look at it.
+// The same order where the items of a row are not in this block alone, by its first `threads` threads: `lanes(row, l,
+// x)` puts what lanes l and l + 1 come to into x, which is 0 before; each 32 lanes are combined, and after a barrier
+// any thread can have the sum. Two sets of results take turns, so that one barrier a call is enough: before a thread
+// writes to the set of the call before last, it has met all others behind their last look at it.
+constexpr uint32_t LANE_THREADS = LANES / 2;              // as many as have something to do for a row
 constexpr uint32_t ROWS_AT_ONCE = 16, WORDS_AT_ONCE = 4;  // a row of up to 8192 elements in one round trip
 PL_FN float* groups_of_rows(uint32_t set) {
   __shared__ float groups[2][ROWS_AT_ONCE * (LANES / 32)];
   return groups[set];
 }
 template <class Lanes>
-PL_FN void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes) {
+PL_FN void lanes_to_groups(uint32_t threads, uint32_t rows, uint32_t set, Lanes lanes) {
   float* groups = groups_of_rows(set);
   PL_ROLL
-  for (uint32_t at = threadIdx.x; at < rows * (LANES / 2); at += blockDim.x) {
+  for (uint32_t at = threadIdx.x; at < rows * (LANES / 2); at += threads) {
     float x[2] = {0.0f, 0.0f};
     lanes(at / (LANES / 2), at % (LANES / 2) * 2, x);
     PL_EACH
@@ -258,6 +273,27 @@ PL_FN float sum_of_groups(uint32_t row, uint32_t set) {
   for (uint32_t d = GROUPS / 2; d > 0; d /= 2) PL_EACH
   for (uint32_t g = 0; g < d; ++g) x[g] += x[g + d];
   return x[0];
+}
+
+// Sums of squares of packs where a row is one block's, for any thread to have once a barrier has put them there. An odd
+// number of them is followed by a 0.
+constexpr uint32_t MOST_SQUARES = 1024, ROW_PACKS = 4;
+PL_FN float2* pairs_of_squares() {
+  __shared__ float2 squares[MOST_SQUARES / 2];
+  return squares;
+}
+PL_FN void keep_square_if(bool on, uint32_t pack, float x) {
+  const float* to = reinterpret_cast<const float*>(pairs_of_squares()) + pack;
+  asm volatile(
+      "{.reg .pred on; setp.ne.u32 on, %2, 0;\n"
+      "@on st.shared.f32 [%0], %1;}" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
+      "f"(x), "r"(uint32_t(on))
+      : "memory");
+}
+// Those of `pack` and of the next one, `pack` being even.
+PL_FN void kept_squares(uint32_t pack, uint32_t* w) {
+  const float2 pair = pairs_of_squares()[pack / 2];
+  w[0] = bit_cast<uint32_t>(pair.x), w[1] = bit_cast<uint32_t>(pair.y);
 }
 
 // Fetches a line that is going to be read.
@@ -348,6 +384,11 @@ PL_FN uint32_t in_register(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+PL_FN uint64_t in_register(uint64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+PL_FN char* in_register(char* p) { return reinterpret_cast<char*>(in_register(uint64_t(p))); }
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __ffs(mask) - 1; }
 PL_FN uint32_t set_bits(uint32_t mask) { return __popc(mask); }
 
@@ -382,6 +423,25 @@ PL_FN uint16_t bfloat_down(float f) {
   uint16_t h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+// Sums of pairs, rounded. Rounded to fp32 first they would be the same: of p bits, the sum of two numbers can be
+// rounded to 2p + 2 bits before it is rounded to p, and fp32 has 24; and what is subnormal in the type is exact in
+// both. A NaN is the canonical one either way. One instruction for two elements, where the detour over fp32 takes six.
+PL_FN uint32_t half_add_pair(uint32_t x, uint32_t y) {
+  uint32_t w;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(w) : "r"(x), "r"(y));
+  return w;
+}
+PL_FN uint32_t bfloat_add_pair(uint32_t x, uint32_t y) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t w;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(w) : "r"(x), "r"(y));
+  return w;
+#else
+  constexpr uint32_t HIGH = 0xffff0000u;
+  return bfloat_down_pair(bit_cast<float>(x << 16) + bit_cast<float>(y << 16),
+                          bit_cast<float>(x & HIGH) + bit_cast<float>(y & HIGH));
+#endif
 }
 
 // One pack in registers: 4 words, or 8 when 16-bit floats travel as fp32.
@@ -626,14 +686,18 @@ PL_FN float sum_over_lanes(uint32_t items, Load load, Use use) {
 }
 
 // One thread has all of a row: rows are spread on GPUs alone.
-constexpr uint32_t ROWS_AT_ONCE = 1, WORDS_AT_ONCE = 1, KEEPERS = 1, WARP = 1;
+constexpr uint32_t ROWS_AT_ONCE = 1, WORDS_AT_ONCE = 1, KEEPERS = 1, WARP = 1, LANE_THREADS = 1;
+bool any_of(uint32_t threads, bool x);
 template <class Lanes>
-void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes);
+void lanes_to_groups(uint32_t threads, uint32_t rows, uint32_t set, Lanes lanes);
 float sum_of_groups(uint32_t row, uint32_t set);
 template <uint32_t PLACES>
 void keep(uint32_t place, uint32_t keeper, const struct Raw& raw);
 template <uint32_t PLACES>
 void kept(uint32_t place, uint32_t keeper, struct Raw& raw);
+constexpr uint32_t MOST_SQUARES = 2, ROW_PACKS = 1;
+void keep_square_if(bool on, uint32_t pack, float x);
+void kept_squares(uint32_t pack, uint32_t* w);
 
 PL_FN void prefetch(const void*) {}
 
@@ -673,6 +737,8 @@ PL_FN void linger() {}
 PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 PL_FN uint32_t in_register(uint32_t x) { return x; }
+PL_FN uint64_t in_register(uint64_t x) { return x; }
+PL_FN char* in_register(char* p) { return p; }
 PL_FN uint32_t lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
 PL_FN uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 #if defined(__x86_64__)
@@ -731,6 +797,8 @@ PL_FN uint16_t bfloat_down(float f) {
 }
 PL_FN uint32_t half_down_pair(float low, float high) { return half_down(low) | uint32_t(half_down(high)) << 16; }
 PL_FN uint32_t bfloat_down_pair(float low, float high) { return bfloat_down(low) | uint32_t(bfloat_down(high)) << 16; }
+uint32_t half_add_pair(uint32_t x, uint32_t y);  // where packs are registers
+uint32_t bfloat_add_pair(uint32_t x, uint32_t y);
 
 // A strip is a pointer to where the data lies; `own()` points it at its buffer, to be written.
 struct Raw {

@@ -19,6 +19,8 @@ struct Bf16 {
   static PL_FN T down(A v) { return dev::bfloat_down(v); }
   // A word of a pack: the elements from `v` on.
   static PL_FN uint32_t down_word(const A* v) { return dev::bfloat_down_pair(v[0], v[1]); }
+  // down(up(x) + up(y)) of both elements of a word.
+  static PL_FN uint32_t add_word(uint32_t x, uint32_t y) { return dev::bfloat_add_pair(x, y); }
 };
 struct F16 {
   using T = uint16_t;
@@ -28,6 +30,7 @@ struct F16 {
   static PL_FN A up(T v) { return dev::half_up(v); }
   static PL_FN T down(A v) { return dev::half_down(v); }
   static PL_FN uint32_t down_word(const A* v) { return dev::half_down_pair(v[0], v[1]); }
+  static PL_FN uint32_t add_word(uint32_t x, uint32_t y) { return dev::half_add_pair(x, y); }
 };
 struct F32 {
   using T = uint32_t;

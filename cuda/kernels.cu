@@ -8,6 +8,7 @@
 //   K is
 //                                               1, 3 or 7
 //   pl_unrolled_<K>_norm_<dtype>_<protocol>_<phases>   the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
+//   pl_unrolled_<K>_rows_<dtype>_<phases>       the same by sentinel, rows that are short enough (straight_rows.cuh)
 //   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
 //                                               least pl_table.fan_in: 7 or 15 for ll and sentinel, 1, 3, 7 or 15
 //   pl_all_reduce_<dtype>_<protocol>_any        every type; the operation is a run-time switch; any fan-in
@@ -45,6 +46,11 @@ constexpr unsigned THREADS = 256;
 constexpr unsigned SMALL_THREADS = 512;
 // One with a norm has much to do for a pack, and few multiprocessors for the packs of a row.
 constexpr unsigned ROW_THREADS = 512;
+// On the short path a warp more, which has no pack (straight_rows.cuh).
+constexpr unsigned SHORT_ROW_THREADS = ROW_THREADS + 32;
+// Two phases of more ranks than two take fewer, two blocks of which fit on a multiprocessor: then a kernel of 16 rows
+// may start while the one before it runs.
+constexpr unsigned SHARED_ROW_THREADS = 256;
 // Its largest, after two phases of eight ranks, would spill with more.
 constexpr unsigned LARGEST_ROW_THREADS = 384;
 
@@ -118,6 +124,20 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)      \
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, LARGEST)
 
+#define PL_ROWS_KERNEL(D, name, K, PHASES, phases, THREADS, BLOCKS)                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                             \
+      pl_unrolled_##K##_rows_##name##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+    PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                \
+    PL_NAMESPACE::all_reduce_add_rms_norm_straight<D, K, PHASES>(u);                        \
+  }
+#define PL_ROWS_KERNELS(D, name)                            \
+  PL_ROWS_KERNEL(D, name, 1, 1, one, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 3, 1, one, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 7, 1, one, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 1, 2, two, SHORT_ROW_THREADS, 1)  \
+  PL_ROWS_KERNEL(D, name, 3, 2, two, SHARED_ROW_THREADS, 2) \
+  PL_ROWS_KERNEL(D, name, 7, 2, two, SHARED_ROW_THREADS, 2)
+
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                           \
@@ -137,6 +157,7 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_FUSED_PROTOCOL(D, name, FlaggedOf, flagged)                                            \
   PL_UNROLLED_NORM_KERNELS(D, name, LlOf, ll, THREADS, THREADS)                             \
   PL_UNROLLED_NORM_KERNELS(D, name, SentinelOf, sentinel, ROW_THREADS, LARGEST_ROW_THREADS) \
+  PL_ROWS_KERNELS(D, name)                                                                  \
   extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)                              \
       pl_add_rms_norm_##name(const __grid_constant__ pl_step step) {                        \
     PL_NAMESPACE::dev::after_predecessor(step.dependents);                                  \

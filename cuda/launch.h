@@ -240,11 +240,11 @@ enum pl_unrolled_fold {
     pl_step step;                                                                                                      \
     uint16_t phases;                                                                                                   \
     uint16_t straight; /* 1: a sum in one phase, or by reduce-scatter and all-gather, a pack of each piece per thread  \
-                          at most */                                                                                   \
+                          at most; rows: with a kernel of its own, see cuda/straight_rows.cuh */                       \
     uint32_t widest;   /* packs of the longest piece */                                                                \
-    /* Rows, on a GPU: how many packs of the longest piece a block takes, those of all rows counted; and               \
-     * 2^32 / widest, rounded up, where widest is not 1. See cuda/spread.cuh. */                                       \
-    uint32_t block_units, row_magic;                                                                                   \
+    /* Rows, on a GPU: how many packs of the longest piece a block takes, those of all rows counted; how many a row is \
+     * counted with, at least `widest`; and 2^32 over that, rounded up, or 0 for 1. See cuda/spread.cuh. */            \
+    uint32_t block_units, row_units, row_magic;                                                                        \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
   } pl_unrolled_##K;
 PL_UNROLLED(1)

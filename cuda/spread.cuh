@@ -25,28 +25,29 @@
 namespace PL_NAMESPACE {
 
 // Which packs this thread takes. A unit is pack j of every piece of a row; units are numbered row after row, and a
-// block has a run of them, so that it has to do with few rows.
+// block has a run of them, so that it has to do with few rows. A row may have more numbers than units: then it begins
+// with a block.
 struct Units {
-  uint32_t widest, magic;
+  uint32_t widest, row_units, magic;
   uint32_t begin, end;  // of this block
   uint32_t row, first;  // this thread's first unit: pack `first` of row `row`
   bool alone;           // no thread of the block has another; after two phases their packs fit what the block keeps
 
   template <class Args>
-  PL_FN Units(const Step& s, const Args& u) : widest(u.widest), magic(u.row_magic) {
-    const uint32_t all = uint32_t(s.rows) * widest;
+  PL_FN Units(const Step& s, const Args& u) : widest(u.widest), row_units(u.row_units), magic(u.row_magic) {
+    const uint32_t all = uint32_t(s.rows) * row_units;
     begin = dev::block() * u.block_units;
     begin = begin < all ? begin : all;
     end = all - begin < u.block_units ? all : begin + u.block_units;
     row = row_of(begin + dev::tid());
-    first = begin + dev::tid() - row * widest;
+    first = begin + dev::tid() - row * row_units;
     alone = end - begin <= dev::threads() && (u.phases == 1 || end - begin <= dev::KEEPERS);
   }
 
-  // A division by `widest`; the host has seen to it that it is exact.
+  // A division by `row_units`; the host has seen to it that it is exact.
   PL_FN uint32_t row_of(uint32_t unit) const { return magic == 0 ? unit : uint32_t(uint64_t(unit) * magic >> 32); }
   PL_FN bool none() const { return begin == end; }
-  PL_FN bool any(uint32_t) const { return begin + dev::tid() < end; }
+  PL_FN bool any(uint32_t) const { return begin + dev::tid() < end && first < widest; }
   PL_FN bool once(uint32_t) const { return alone; }
 
   // Calls `f(row, j)` for the units whose pack j is in a piece of `packs` packs, until it returns false.
@@ -54,16 +55,32 @@ struct Units {
   PL_FN bool each(uint32_t packs, F f) const {
     PL_ROLL
     for (uint32_t unit = begin + dev::tid(); unit < end; unit += dev::threads()) {
-      const uint32_t r = row_of(unit), j = unit - r * widest;
+      const uint32_t r = row_of(unit), j = unit - r * row_units;
       if (j < packs && !f(r, j)) return false;
     }
     return true;
   }
 };
 
+// Waits twice, for what comes from another block of this rank, or by way of another thread. Such a one began its wait
+// for a peer before this one, but may look at the clock after it: it names the peer that is missing, where this one
+// would name its own rank, or a peer that waits itself. And where a peer gave up in a later step than this, all that
+// this step needs has come, and the others have time to say so.
+template <class Poll, class Peer>
+PL_FN bool awaited(Step& s, Poll poll, Peer peer) {
+  PL_ROLL
+  for (uint32_t tries = 0;; ++tries) {
+    if (PL_LIKELY(await(s, poll, peer))) return true;
+    if (tries == 1) return false;
+    s.reason = PL_REASON_NONE;
+  }
+}
+
 // The packs of rows between the sum and the norm.
 template <class D>
 struct SpreadRows {
+  static constexpr uint32_t AT_ONCE = dev::WORDS_AT_ONCE;
+
   Step& s;
 
   PL_FN explicit SpreadRows(Step& step) : s(step) {}
@@ -84,20 +101,36 @@ struct SpreadRows {
   // r of one pack, to memory and over its residual; and its squares' sum to whom it may concern.
   PL_FN void add(uint32_t row, const Span& span, const dev::Raw& sum, dev::Raw& r) {
     const float squares = add_pack<D, true>(sum, r, residual_out_at(s, span.in_tile), r);
-    char* to = word(row, span.in_tile);
-    dev::post_64(to, tag() | dev::bit_cast<uint32_t>(squares));
-    // The neighbour that an odd row's last pack does not have.
-    if (PL_UNLIKELY(span.in_tile + 1 == (row + 1) * s.packs && (s.packs & 1))) dev::post_64(to + 8, tag());
+    post(word(row, span.in_tile), alone(row, span.in_tile), squares);
+  }
+  // Whether the word of a pack, the last of an odd row, has no neighbour.
+  PL_FN bool alone(uint32_t row, uint64_t in_tile) const { return in_tile + 1 == (row + 1) * s.packs && (s.packs & 1); }
+  PL_FN void post(char* word, bool alone, float squares) {
+    dev::post_64(word, tag() | dev::bit_cast<uint32_t>(squares));
+    if (PL_UNLIKELY(alone)) dev::post_64(word + 8, tag());
   }
 
-  // What lanes `lane` and `lane + 1` of a row come to.
+  // Adds to lanes `lane` and `lane + 1` of a row what `fetch(p, w)` puts into w: of packs p + k * LANES and their
+  // neighbours. Those that are not there are 0, which changes no sum of squares. False if `fetch` is.
+  template <class Fetch>
+  PL_FN bool add_lanes(uint32_t lane, float (&x)[2], Fetch fetch) {
+    PL_ROLL
+    for (uint32_t p = lane; p < uint32_t(s.packs); p += AT_ONCE * dev::LANES) {
+      uint32_t w[AT_ONCE][2] = {};
+      if (!fetch(p, w)) return false;
+      PL_EACH
+      for (uint32_t k = 0; k < AT_ONCE; ++k) {
+        x[0] += dev::bit_cast<float>(w[k][0]);
+        x[1] += dev::bit_cast<float>(w[k][1]);
+      }
+    }
+    return true;
+  }
+  // What they come to.
   PL_FN bool lanes(uint32_t row, uint32_t lane, float (&x)[2]) {
-    constexpr uint32_t AT_ONCE = dev::WORDS_AT_ONCE;
     const uint32_t packs = uint32_t(s.packs);
     const char* words = word(row, row * s.packs);
-    PL_ROLL
-    for (uint32_t p = lane; p < packs; p += AT_ONCE * dev::LANES) {
-      uint32_t w[AT_ONCE][2] = {};
+    return add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[AT_ONCE][2]) {
       const auto poll = [&] {
         bool all = true;
         PL_EACH
@@ -107,37 +140,18 @@ struct SpreadRows {
         }
         return all;
       };
-      if (!awaited(poll)) return false;
-      PL_EACH
-      for (uint32_t k = 0; k < AT_ONCE; ++k) {  // those that are not there are 0, which changes no sum of squares
-        x[0] += dev::bit_cast<float>(w[k][0]);
-        x[1] += dev::bit_cast<float>(w[k][1]);
-      }
-    }
-    return true;
+      return awaited(s, poll, [&] { return s.a.rank; });
+    });
   }
-  // Waits twice. Another block of this rank began its wait for a peer before this one, but may look at the clock after
-  // it: it names the peer that is missing, where this one would name its own rank. And where a peer gave up in a later
-  // step than this, all that this step needs has come, and the other blocks have time to say so.
-  template <class Poll>
-  PL_FN bool awaited(Poll poll) {
-    PL_ROLL
-    for (uint32_t tries = 0;; ++tries) {
-      if (PL_LIKELY(await(s, poll, [&] { return s.a.rank; }))) return true;
-      if (tries == 1) return false;
-      s.reason = PL_REASON_NONE;
-    }
-  }
-
-  // Gathers `rows` rows from `from` on. False, for all threads of the block alike, if one was not `ok` or something did
-  // not come. `set` goes 0, 1, 0, ... from call to call.
-  PL_FN bool gather(bool& ok, uint32_t from, uint32_t rows, uint32_t set) {
-    dev::lanes_to_groups(rows, set,
+  // Gathers `rows` rows from `from` on, by the first `threads` threads of the block. False, for all of them alike, if
+  // one was not `ok` or something did not come. `set` goes 0, 1, 0, ... from call to call.
+  PL_FN bool gather(bool& ok, uint32_t from, uint32_t rows, uint32_t set, uint32_t threads) {
+    dev::lanes_to_groups(threads, rows, set,
                          [&](uint32_t row, uint32_t lane, float(&x)[2]) { ok = ok && lanes(from + row, lane, x); });
-    return !dev::any_in_block(!ok);
+    return !dev::any_of(threads, !ok);
   }
   PL_FN float scale(uint32_t row, uint32_t set) const {
-    return 1.0f / dev::square_root(dev::sum_of_groups(row, set) / float(s.a.width) + s.a.eps);
+    return 1.0f / dev::square_root(dev::sum_of_groups(row, set) / float(uint32_t(s.a.width)) + s.a.eps);
   }
 };
 

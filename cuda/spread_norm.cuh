@@ -49,7 +49,7 @@ struct SpreadNorm {
       });
     } else if (unit < units.end - units.begin) {
       const uint32_t row = units.row_of(units.begin + unit);
-      f(row, units.begin + unit - row * units.widest);
+      f(row, units.begin + unit - row * units.row_units);
     }
   }
 
@@ -121,7 +121,7 @@ struct SpreadNorm {
     PL_ROLL
     for (uint32_t from = units.row_of(units.begin); from <= last; from += dev::ROWS_AT_ONCE) {
       const uint32_t here = last - from < dev::ROWS_AT_ONCE ? last - from + 1 : dev::ROWS_AT_ONCE;
-      if (!rows.gather(ok, from, here, set)) return false;
+      if (!rows.gather(ok, from, here, set, dev::threads())) return false;
       each_unit([&](uint32_t row, uint32_t j) {
         if (row - from < here) norm_unit(row, j, rows.scale(row - from, set));
       });

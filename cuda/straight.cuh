@@ -27,28 +27,33 @@ struct Straight {
 
   Step& s;
   const typename Fan<K>::Args& u;
-  const uint32_t j;    // the pack of each piece that is this thread's
-  uint64_t place = 0;  // of that pack in any slot of the buffer in use
-  dev::Raw mine;       // the rank's own operand
-  dev::Raw sent[K];    // two phases: what goes to the owners of the other pieces
-  dev::Raw last[K];    // delta: what went there before
+  const uint32_t j;                 // the pack of each piece that is this thread's
+  const uint32_t in_slot, in_tile;  // where it stands in a slot, and in the tile if a piece began there: j without rows
+  uint64_t place = 0;               // of that pack in any slot of the buffer in use
+  dev::Raw mine;                    // the rank's own operand
+  dev::Raw sent[K];                 // two phases: what goes to the owners of the other pieces
+  dev::Raw last[K];                 // delta: what went there before
   dev::Raw recalled[2];
   uint32_t rearming = 0;
 
   PL_FN Straight(Step& step, const typename Fan<K>::Args& args)
-      : s(step), u(args), j(dev::block() * dev::threads() + dev::tid()) {}
+      : Straight(step, args, dev::block() * dev::threads() + dev::tid(), 0, 0) {}
+  // A pack of a row, before which the slot and the tile have so many packs.
+  PL_FN Straight(Step& step, const typename Fan<K>::Args& args, uint32_t pack, uint32_t slot_packs, uint32_t tile_packs)
+      : s(step), u(args), j(pack), in_slot(slot_packs + pack), in_tile(tile_packs + pack) {}
 
   PL_FN const char* input(uint32_t first) const {
-    return static_cast<const char*>(s.a.input) + uint64_t(first + j) * PL_PACK_BYTES;
+    return static_cast<const char*>(s.a.input) + uint64_t(first + in_tile) * PL_PACK_BYTES;
   }
   PL_FN char* output(uint32_t first) const {
-    return static_cast<char*>(s.a.output) + uint64_t(first + j) * PL_PACK_BYTES;
+    return static_cast<char*>(s.a.output) + uint64_t(first + in_tile) * PL_PACK_BYTES;
   }
   PL_FN char* at(uint64_t slot) const { return reinterpret_cast<char*>(slot + place); }
 
-  PL_FN void find_place() {
-    place = uint64_t(uint32_t(s.epoch) & s.a.geo.rotation) * s.a.geo.half_bytes + uint64_t(j) * Words::PACK_BYTES;
+  static PL_FN uint64_t place_of(const Step& s, uint32_t in_slot) {
+    return uint64_t(uint32_t(s.epoch) & s.a.geo.rotation) * s.a.geo.half_bytes + uint64_t(in_slot) * Words::PACK_BYTES;
   }
+  PL_FN void find_place() { place = place_of(s, in_slot); }
 
   static PL_FN dev::Raw legal(const dev::Raw& raw) {
     dev::Raw words;
@@ -95,19 +100,25 @@ struct Straight {
     return raw;
   }
 
-  // Waits for the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
+  // One look at the packs of `raw` in `wanted`; the others stay as they are, and are legal. All polls come before the
   // first look at what they brought: in between, a look would wait for one load before the next is even on its way. The
   // largest word says whether any is still to come: a comparison of each would need more predicates than there are.
+  template <uint32_t N, class Slot>
+  static PL_FN bool poll(uint32_t wanted, Slot* const (&slots)[N], dev::Raw (&raw)[N]) {
+    PL_EACH
+    for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
+    uint32_t largest = 0;
+    PL_EACH
+    for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
+    return largest != Words::UNWRITTEN;
+  }
+  // Waits for them.
   template <uint32_t N>
   PL_FN bool gather(const Phase& ph, uint32_t wanted, dev::Raw (&raw)[N]) {
     wanted = dev::in_register(wanted);
     const char* slots[N];
     PL_EACH
     for (uint32_t k = 0; k < N; ++k) slots[k] = at(ph.at[k]);
-    const auto poll = [&] {
-      PL_EACH
-      for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
-    };
     const auto missing = [&] { return missing_peer(ph, wanted); };
     if constexpr (Words::REMEMBERS) {
       dev::Raw before[N];
@@ -118,7 +129,8 @@ struct Straight {
         dev::poll_4x32_if(wanted >> k & 1, Words::seen(s, slots[k]), before[k].words(0));
       }
       const auto come = [&] {
-        poll();
+        PL_EACH
+        for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
         uint32_t least = ~0u;
         PL_EACH
         for (uint32_t k = 0; k < N; ++k) least = smaller(least, Words::least_change(raw[k], before[k]));
@@ -129,14 +141,8 @@ struct Straight {
       for (uint32_t k = 0; k < N; ++k) Words::take_if(wanted >> k & 1, s, at(ph.at[k]), raw[k], before[k]);
       return true;
     } else {
-      const auto come = [&] {
-        poll();
-        uint32_t largest = 0;
-        PL_EACH
-        for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
-        return largest != Words::UNWRITTEN;
-      };
-      return await(s, come, missing);
+      return await(
+          s, [&] { return poll(wanted, slots, raw); }, missing);
     }
   }
   // Looked for once a wait has ended in vain.
@@ -189,17 +195,21 @@ struct Straight {
     recall_early(j < u.widest);
     dev::pack_load_if(j < u.widest, mine, input(0));
   }
-  PL_FN bool run_one() {
+  PL_FN void send_one() {
     const Phase& ph = u.phase[0];
-    const bool has = j < u.widest;
     clear_old_tags(s);
     find_place();
     const uint32_t peers = dev::set_bits(ph.remote);
-    recall(0, [&](uint32_t k) { return has && k < peers; });
+    recall(0, [&](uint32_t k) { return j < u.widest && k < peers; });
     const dev::Raw words = legal(mine);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) post_if(has && k < peers, ph, 0, k, words);
+    for (uint32_t k = 0; k < K; ++k) post_if(j < u.widest && k < peers, ph, 0, k, words);
     land();
+  }
+  PL_FN bool run_one() {
+    const Phase& ph = u.phase[0];
+    const bool has = j < u.widest;
+    send_one();
     const uint32_t wanted = has ? ph.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(ph, wanted, total))) return false;

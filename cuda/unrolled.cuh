@@ -15,7 +15,7 @@
 
 #include "add_rms_norm.cuh"
 #include "spread_norm.cuh"
-#include "straight.cuh"
+#include "straight_rows.cuh"
 
 namespace PL_NAMESPACE {
 
@@ -408,6 +408,17 @@ PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
   else if (PL_LIKELY(ok))
     add_rms_norm<D>(u.step);
   end<D>(s, ok, fill);
+}
+
+// Where the host says so; sums by sentinel alone.
+template <class D, uint32_t K, uint32_t PHASES>
+PL_FN void all_reduce_add_rms_norm_straight(const typename Fan<K>::Args& u) {
+  Step s(u.step, u.step.width / elements<D>(), u.step.rows);
+  typename StraightRowsOf<D, K, PHASES>::Type steps(s, u);
+  const auto fill = [&] { fill_own_unrolled<D, Sentinel<D>, K, PHASES, true>(u); };
+  steps.load();
+  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
+  end<D>(s, steps.run(), fill);
 }
 
 }  // namespace PL_NAMESPACE

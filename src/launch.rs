@@ -478,12 +478,13 @@ pub struct pl_unrolled_1 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_1; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 584usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 592usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
@@ -494,10 +495,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_1, widest) - 444usize];
     ["Offset of field: pl_unrolled_1::block_units"]
         [::std::mem::offset_of!(pl_unrolled_1, block_units) - 448usize];
+    ["Offset of field: pl_unrolled_1::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 452usize];
     ["Offset of field: pl_unrolled_1::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 464usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -552,12 +555,13 @@ pub struct pl_unrolled_3 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_3; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 728usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 736usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
@@ -568,10 +572,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_3, widest) - 444usize];
     ["Offset of field: pl_unrolled_3::block_units"]
         [::std::mem::offset_of!(pl_unrolled_3, block_units) - 448usize];
+    ["Offset of field: pl_unrolled_3::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 452usize];
     ["Offset of field: pl_unrolled_3::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 464usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -626,12 +632,13 @@ pub struct pl_unrolled_7 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_7; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 984usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 992usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
@@ -642,10 +649,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_7, widest) - 444usize];
     ["Offset of field: pl_unrolled_7::block_units"]
         [::std::mem::offset_of!(pl_unrolled_7, block_units) - 448usize];
+    ["Offset of field: pl_unrolled_7::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 452usize];
     ["Offset of field: pl_unrolled_7::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 464usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -700,12 +709,13 @@ pub struct pl_unrolled_15 {
     pub straight: u16,
     pub widest: u32,
     pub block_units: u32,
+    pub row_units: u32,
     pub row_magic: u32,
     pub phase: [pl_unrolled_phase_15; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1512usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1520usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
@@ -717,10 +727,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_15, widest) - 444usize];
     ["Offset of field: pl_unrolled_15::block_units"]
         [::std::mem::offset_of!(pl_unrolled_15, block_units) - 448usize];
+    ["Offset of field: pl_unrolled_15::row_units"]
+        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 452usize];
     ["Offset of field: pl_unrolled_15::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 464usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;

@@ -7,4 +7,4 @@ mod unrolled;
 
 pub use host::{HostSlab, Mapping};
 pub use layout::{longest_piece, step_packs, step_rows, tile_packs, Layout};
-pub use unrolled::{Fan, Head, PhaseMut, Unrolled, SQUARES_HALF_BYTES};
+pub use unrolled::{short_row, Fan, Head, PhaseMut, RowUnits, Unrolled, SQUARES_HALF_BYTES};

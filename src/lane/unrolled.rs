@@ -28,6 +28,7 @@ pub struct Head<'a> {
     pub straight: &'a mut u16,
     pub widest: &'a mut u32,
     pub block_units: &'a mut u32,
+    pub row_units: &'a mut u32,
     pub row_magic: &'a mut u32,
 }
 
@@ -65,6 +66,7 @@ macro_rules! fans {
                     straight: &mut self.straight,
                     widest: &mut self.widest,
                     block_units: &mut self.block_units,
+                    row_units: &mut self.row_units,
                     row_magic: &mut self.row_magic,
                 }
             }
@@ -297,30 +299,61 @@ impl<F: Fan> Unrolled<F> {
         fold(self, 0) != PL_FOLD_COPIES && fold(self, 1) != PL_FOLD_SUM
     }
 
-    /// Spreads `rows` rows of `packs` packs over blocks that take `block_units(longest piece)` units each, see `cuda/spread.cuh`; what
-    /// [`lay_out`](Self::lay_out) does besides. None where they have no room in the step's `squares`, or no way to be spread.
+    /// Spreads `rows` rows of `packs` packs over blocks, by `hand_out(longest piece, whether a short path may be taken)`; what
+    /// [`lay_out`](Self::lay_out) does besides. `plain`: it is a sum that the short path may take, if the table has one. None
+    /// where they have no room in the step's `squares`, or no way to be spread.
     pub fn lay_out_rows(
         &mut self,
         table: &pl_table,
         packs: u64,
         rows: u64,
-        block_units: impl FnOnce(u64) -> u64,
+        plain: bool,
+        hand_out: impl FnOnce(u64, bool) -> RowUnits,
     ) -> Option<&mut F> {
         let longest = longest_piece(table, packs);
         let words = rows.checked_mul(packs.next_multiple_of(2))?;
-        // The second keeps `row_magic` exact: it is less than `longest` too large for units below 2^32 / longest.
-        if words > self.args.step().squares_half_bytes / 8
-            || rows * longest * longest >= 1 << 32
-            || !self.sums_first()
-        {
+        if words > self.args.step().squares_half_bytes / 8 || !self.sums_first() {
+            return None;
+        }
+        let units = hand_out(longest, plain && self.short);
+        // It keeps `row_magic` exact: that is less than `row` too large for units below 2^32 / row.
+        if rows * units.row * units.row >= 1 << 32 {
             return None;
         }
         self.lay_out(table, packs, None);
         let head = self.args.head();
-        *head.block_units = block_units(longest) as u32;
-        *head.row_magic = if longest == 1 { 0 } else { (1u64 << 32).div_ceil(longest) as u32 };
+        *head.straight = units.straight.into();
+        *head.block_units = units.block as u32;
+        *head.row_units = units.row as u32;
+        *head.row_magic = if units.row == 1 { 0 } else { (1u64 << 32).div_ceil(units.row) as u32 };
         Some(&mut self.args)
     }
+}
+
+/// How the units of rows are handed out, see `cuda/spread.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowUnits {
+    /// What a block has.
+    pub block: u64,
+    /// What a row is counted with, at least the packs of its longest piece.
+    pub row: u64,
+    /// By the short path: `row` is a multiple of `block`, which has a thread for each unit; of two phases it is the same, with
+    /// the threads of `cuda/straight_rows.cuh` and the packs of [`short_row`].
+    pub straight: bool,
+}
+
+/// Most packs of a row that the short path keeps in one block, and how many packs of a unit a thread has: MOST_SQUARES and
+/// ROW_PACKS in `cuda/dev.cuh`.
+const MOST_SQUARES: u64 = 1024;
+const ROW_PACKS: usize = 4;
+/// SHARED_ROW_THREADS in `cuda/kernels.cu`.
+const MOST_SHARED: u64 = 256;
+
+/// The threads of a block for a row of two phases by the short path of kernels for `fan` sends, if it has such a block.
+pub fn short_row(fan: usize, packs: u64, longest: u64) -> Option<u64> {
+    let groups = (fan as u64 + 1) / ROW_PACKS.min(fan + 1) as u64;
+    let threads = groups * longest.next_multiple_of(32);
+    (packs <= MOST_SQUARES && (fan == 1 || threads <= MOST_SHARED)).then_some(threads)
 }
 
 /// Where the leaves of the balanced tree over `leaves` operands stand in the complete tree over `room`: a node with m
@@ -444,15 +477,22 @@ mod tests {
             for packs in (1..40u64).chain([112, 640, 887, 896, 1024, 4096, 16384, 65535, 65536]) {
                 for rows in [1u64, 2, 3, 16, 73, 74, 1000, 65536] {
                     let words = rows * packs.next_multiple_of(2);
-                    let Some(args) = form.lay_out_rows(&table, packs, rows, |longest| longest)
-                    else {
-                        let longest = longest_piece(&table, packs);
-                        assert!(words > 1 << 16 || longest >= 1 << 15, "{packs} {rows}");
+                    // Rows may be counted with more units than they have.
+                    let row = |longest| longest + rows % 3 * (longest / 7);
+                    let hand_out = |longest, straight| RowUnits {
+                        block: longest,
+                        row: row(longest),
+                        straight,
+                    };
+                    let longest = longest_piece(&table, packs);
+                    let Some(args) = form.lay_out_rows(&table, packs, rows, true, hand_out) else {
+                        assert!(words > 1 << 16 || row(longest) >= 1 << 15, "{packs} {rows}");
                         continue;
                     };
-                    assert!(words <= 1 << 16);
-                    let (widest, magic) = (u64::from(args.widest), u64::from(args.row_magic));
-                    assert_eq!(u64::from(args.block_units), widest);
+                    assert!(words <= 1 << 16 && args.straight == 1);
+                    let (widest, magic) = (u64::from(args.row_units), u64::from(args.row_magic));
+                    let has = (u64::from(args.block_units), u64::from(args.widest), widest);
+                    assert_eq!(has, (longest, longest, row(longest)));
                     let units = rows * widest;
                     for unit in
                         (0..units).step_by(101).chain((1..=rows).map(|row| row * widest - 1))

@@ -40,8 +40,9 @@ const CPU_PAIR: BySize<'static> =
 /// GPUs in one island: so many bytes that a GPU sends in one hop, (n-1) times the message, cost as much as a second hop.
 /// Measured with ranks that share an H200, between foreign kernels: over 8 of them 56 KiB take 5.1 us in one hop and 5.5 in
 /// two, 112 KiB 6.9 and 5.9; over 4 112 KiB take 3.7 and 4.3, 448 KiB 9.4 and 5.7. Back to back, where the next kernel starts
-/// early, two hops gain more: 8 ranks and 56 KiB 5.4 and 4.2.
-const ONE_HOP_BYTES: usize = 400 << 10;
+/// early, two hops gain more: 8 ranks and 56 KiB 5.4 and 4.2, with a norm in the same kernel 6.0 and 4.9. There every hop is within
+/// one memory; over links the bytes of one hop cost more, so that is two hops' as well.
+const ONE_HOP_BYTES: usize = 384 << 10;
 
 /// GPUs in several islands: first the hops count, then the bytes that cross, then the fan-out.
 const GPU_ISLANDS: BySize<'static> = &[

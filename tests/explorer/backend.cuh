@@ -121,6 +121,10 @@ inline void sync_block() {
   if (control() != CONTROL_NO_BARRIER) world->meet_block(false);
 }
 inline bool any_in_block(bool x) { return world->meet_block(x); }
+inline bool any_of(uint32_t threads, bool x) {
+  if (control() == CONTROL_NO_BARRIER) return x;
+  return world->meet_part(threads, x);
+}
 inline uint64_t share(uint64_t v) { return world->share(v); }
 
 constexpr uint32_t LANES = 256;
@@ -155,12 +159,12 @@ float sum_over_lanes(uint32_t items, Load load, Use use) {
 }
 
 // All lanes are left where the threads of the block find them, and the tree over them is each thread's own work.
-constexpr uint32_t ROWS_AT_ONCE = 2, WORDS_AT_ONCE = 2, KEEPERS = 2, WARP = 1;
+constexpr uint32_t ROWS_AT_ONCE = 2, WORDS_AT_ONCE = 2, KEEPERS = 2, WARP = 1, LANE_THREADS = 1;
 static_assert(2 * ROWS_AT_ONCE * LANES <= explorer::MAX_LANES, "two sets of results");
 template <class Lanes>
-void lanes_to_groups(uint32_t rows, uint32_t set, Lanes lanes) {
+void lanes_to_groups(uint32_t threads, uint32_t rows, uint32_t set, Lanes lanes) {
   float* all = world->lanes() + set * ROWS_AT_ONCE * LANES;
-  for (uint32_t at = tid(); at < rows * (LANES / 2); at += threads()) {
+  for (uint32_t at = tid(); at < rows * (LANES / 2); at += threads) {
     float x[2] = {};
     lanes(at / (LANES / 2), at % (LANES / 2) * 2, x);
     memcpy(all + 2 * at, x, sizeof x);
@@ -170,10 +174,23 @@ inline float sum_of_groups(uint32_t row, uint32_t set) {
   world->point();
   return tree_over_lanes(world->lanes() + (set * ROWS_AT_ONCE + row) * LANES, LANES);
 }
+// A row that is one block's has more packs of a unit per thread here than on a GPU, and still several groups of
+// threads.
+constexpr uint32_t MOST_SQUARES = explorer::MAX_SQUARES, ROW_PACKS = 4;
+inline void keep_square_if(bool on, uint32_t pack, float x) {
+  world->point();
+  if (on) world->squares()[pack] = x;
+}
+inline void kept_squares(uint32_t pack, uint32_t* w) {
+  world->point();
+  memcpy(w, world->squares() + pack, 8);
+}
 inline void prefetch(const void*) {}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline uint32_t set_bits(uint32_t mask) { return uint32_t(__builtin_popcount(mask)); }
 inline uint32_t in_register(uint32_t x) { return x; }
+inline uint64_t in_register(uint64_t x) { return x; }
+inline char* in_register(char* p) { return p; }
 inline uint32_t lowest_bit(uint32_t mask) { return uint32_t(__builtin_ctz(mask)); }
 
 template <class T>
@@ -234,6 +251,12 @@ inline uint16_t bfloat_down(float f) {
 
 inline uint32_t half_down_pair(float, float) { return 0; }
 inline uint32_t bfloat_down_pair(float low, float high) { return bfloat_down(low) | uint32_t(bfloat_down(high)) << 16; }
+inline uint32_t half_add_pair(uint32_t, uint32_t) { return 0; }
+inline uint32_t bfloat_add_pair(uint32_t x, uint32_t y) {
+  constexpr uint32_t HIGH = 0xffff0000u;
+  return bfloat_down_pair(bit_cast<float>(x << 16) + bit_cast<float>(y << 16),
+                          bit_cast<float>(x & HIGH) + bit_cast<float>(y & HIGH));
+}
 
 inline void publish_bytes(void* p, const void* from, uint32_t bytes) {
   char* to = static_cast<char*>(p);

@@ -11,7 +11,7 @@ use crate::common::partitions::{islands, shuffled};
 use crate::common::world::mix;
 use explorer::Outcome;
 use half::bf16;
-use peerlane::lane::{longest_piece, step_packs, step_rows, tile_packs, Fan, Unrolled};
+use peerlane::lane::{longest_piece, step_packs, step_rows, tile_packs, Fan, RowUnits, Unrolled};
 use peerlane::launch::*;
 use peerlane::schedule::{build, build_goal, check, check_goal, exists, Goal, Islands, Tree};
 use peerlane::{Algorithm, DType, Direction, Op, Protocol};
@@ -200,6 +200,7 @@ fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) 
         (1, 1, true),
         (1, 1, false),
         (1, 2, false),
+        (1, 4, false),
         (2, 1, false),
         (2, 2, false),
     ]);
@@ -402,7 +403,9 @@ pub fn fused_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> 
         let geometry = geometry(step.protocol, &step.tables[0], true);
         let row_packs = 1 + r.below(6);
         let most = step_rows(&geometry, &step.tables[0], DType::BF16, step.protocol, row_packs);
-        let rows = 1 + r.below(most.min(MAX_PACKS / row_packs).min(7));
+        // Half of them so few that a block may have a row.
+        let few = if r.one_in(2) { plan.blocks.into() } else { 7 };
+        let rows = 1 + r.below(most.min(MAX_PACKS / row_packs).min(few));
         let width = row_packs as usize * 8;
         (step.dtype, step.op, step.count) = (DType::BF16, Op::Sum, rows as usize * width);
         step.norm = Some(Norm { width, residual_in_place: r.one_in(2) });
@@ -592,6 +595,9 @@ struct Line([u8; 64]);
 
 /// The step for the kernel with unrolled loops, or nothing where there is none for it. Mostly: ranks that walk their tables
 /// must understand the others.
+/// Groups of threads in a block that has a row by the short path: what the back end's ROW_PACKS leaves of a fan of 8.
+const ROW_GROUPS: u64 = 2;
+
 fn unrolled(
     args: &pl_args,
     step: &Step,
@@ -621,11 +627,22 @@ fn unrolled(
                 return *form.lay_out(&args.table, packs as u64, all);
             }
             // Ranks may hand their packs out in different ways; the last block may have none.
-            let units = |longest: u64| {
-                let each = (args.step.rows * longest).div_ceil(blocks.into());
-                each + kernels.below(3).min(1)
-            };
-            let spread = form.lay_out_rows(&args.table, packs as u64, args.step.rows, units);
+            let (rows, blocks, threads) = (args.step.rows, u64::from(blocks), u64::from(threads));
+            let plain = args.step.check == 0;
+            let spread =
+                form.lay_out_rows(&args.table, packs as u64, rows, plain, |longest, short| {
+                    if short && !kernels.one_in(5) {
+                        let whole = args.table.phases == 2;
+                        let block = if whole { longest } else { longest.min(threads) };
+                        let row = longest.next_multiple_of(block);
+                        let fits = block * if whole { ROW_GROUPS } else { 1 } <= threads;
+                        if fits && rows * (row / block) <= blocks {
+                            return RowUnits { block, row, straight: true };
+                        }
+                    }
+                    let block = (rows * longest).div_ceil(blocks) + kernels.below(3).min(1);
+                    RowUnits { block, row: longest, straight: false }
+                });
             spread.copied().unwrap_or_else(pl_unrolled_7::zeroed)
         }
         _ => pl_unrolled_7::zeroed(),
@@ -647,6 +664,8 @@ pub struct Runner {
     pub short_steps: u64,
     /// Of them, by `delta`.
     pub delta_steps: u64,
+    /// Of these, steps of rows, in one phase and in two.
+    pub short_rows: [u64; 2],
 }
 
 impl Runner {
@@ -662,6 +681,7 @@ impl Runner {
             unrolled: Vec::new(),
             short_steps: 0,
             delta_steps: 0,
+            short_rows: [0; 2],
         }
     }
 
@@ -829,6 +849,9 @@ impl Runner {
                 }
                 let form = unrolled(args, step, (plan.blocks, plan.threads), &mut kernels);
                 self.short_steps += u64::from(form.straight);
+                if form.straight == 1 && form.step.rows != 0 {
+                    self.short_rows[usize::from(form.phases) - 1] += 1;
+                }
                 self.unrolled[k * n + rank] = form;
             }
         }

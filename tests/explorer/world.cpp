@@ -187,6 +187,14 @@ bool World::meet(Barrier& b, bool any) {
 
 bool World::meet_block(bool any) { return meet(blocks_[now->rank * c->blocks + now->block], any); }
 
+bool World::meet_part(uint32_t threads, bool any) {
+  const uint32_t at = now->rank * c->blocks + now->block;
+  Barrier& part = parts_[at];
+  part.first = blocks_[at].first;
+  part.threads = threads;
+  return meet(part, any);
+}
+
 uint64_t World::share(uint64_t v) {
   Barrier& b = blocks_[now->rank * c->blocks + now->block];
   meet(b, false);
@@ -350,6 +358,7 @@ explorer_outcome World::run(const explorer_case& which) {
   const uint32_t threads = which.blocks * which.threads, count = which.n * threads;
   fibers_.assign(count, Fiber());
   blocks_.assign(which.n * which.blocks, Barrier());
+  parts_.assign(which.n * which.blocks, Barrier());
   ranks_.assign(which.n, Barrier());
   queues_.resize(links);
   for (Queue& q : queues_) q.writes.clear(), q.head = 0;

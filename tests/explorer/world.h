@@ -40,10 +40,11 @@
 
 namespace explorer {
 
-constexpr uint32_t MAX_THREADS = 4;  // of a rank: at most 2 blocks of 2
+constexpr uint32_t MAX_THREADS = 4;  // of a rank, in one block or two
 constexpr uint32_t MAX_RANKS = 5;
 constexpr uint32_t MAX_KEPT = 9;      // packs of a thread
 constexpr uint32_t MAX_LANES = 1024;  // that a block leaves for its threads
+constexpr uint32_t MAX_SQUARES = 64;  // of packs of a row that is one block's
 
 struct Counts {
   uint32_t of[MAX_THREADS] = {};  // writes of each thread of the rank, in program order
@@ -72,7 +73,7 @@ struct Barrier {
   uint32_t first = 0, threads = 0, arrived = 0, generation = 0;
   bool any = false, result = false;
   uint64_t shared = 0;
-  float lanes[MAX_LANES] = {};
+  float lanes[MAX_LANES] = {}, squares[MAX_SQUARES] = {};
   Counts before, fenced;
 };
 
@@ -110,7 +111,9 @@ class World {
   uint64_t share(uint64_t v);
   // Memory that the threads of the calling thread's block share.
   float* lanes() { return blocks_[now->rank * c->blocks + now->block].lanes; }
+  float* squares() { return blocks_[now->rank * c->blocks + now->block].squares; }
   bool meet_block(bool any);
+  bool meet_part(uint32_t threads, bool any);  // the first so many of the calling thread's block
   // What a thread of the calling thread's block keeps there.
   uint32_t (*kept(uint32_t tid))[4] { return fibers_[blocks_[now->rank * c->blocks + now->block].first + tid].kept; }
   uint64_t clock();
@@ -143,7 +146,7 @@ class World {
   bool quiet() const { return pending_ == 0 && fails_ > 11 * live_; }
 
   std::vector<Fiber> fibers_;
-  std::vector<Barrier> blocks_, ranks_;
+  std::vector<Barrier> blocks_, parts_, ranks_;
   std::vector<Queue> queues_;
   std::vector<std::vector<uint8_t>> landed_;  // per thread: which of its writes, by number
   std::vector<uint32_t> oldest_;              // per thread: its oldest write in flight

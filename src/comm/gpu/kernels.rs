@@ -50,6 +50,8 @@ pub(crate) struct Unrolled<F> {
     fused: Vec<Function<F>>,
     /// For `delta`, by type and phases; none where `F` is too large for it.
     delta: Vec<Option<Function<F>>>,
+    /// The short path of the same by `sentinel`, by type and phases.
+    rows: Vec<Function<F>>,
 }
 
 /// A form of table, and the kernels for it.
@@ -80,7 +82,8 @@ const MOST_DELTA: usize = 7;
 impl<F: Fan> Unrolled<F> {
     fn load(module: &Module) -> Result<Self> {
         let k = F::K;
-        let (mut plain, mut fused, mut delta) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut plain, mut fused) = (Vec::new(), Vec::new());
+        let (mut rows, mut delta) = (Vec::new(), Vec::new());
         for &dtype in DType::ALL {
             for phases in PHASES {
                 let name = format!("pl_unrolled_{k}_{}_delta_{phases}", short_name(dtype));
@@ -103,8 +106,11 @@ impl<F: Fan> Unrolled<F> {
                     fused.push(module.function(&name)?);
                 }
             }
+            for phases in PHASES {
+                rows.push(module.function(&format!("pl_unrolled_{k}_rows_{name}_{phases}"))?);
+            }
         }
-        Ok(Unrolled { plain, fused, delta })
+        Ok(Unrolled { plain, fused, rows, delta })
     }
 
     /// The kernel for sums of a type by `delta`, by a table of so many phases, if there is one.
@@ -126,6 +132,11 @@ impl<F: Fan> Unrolled<F> {
             true => self.fused.get(at(Kernels::normed(dtype).ok()?)),
             false => self.plain.get(at(dtype as usize))?.as_ref(),
         }
+    }
+
+    /// The kernel for the short path of rows by `sentinel`, if there is one.
+    pub fn rows(&self, dtype: DType, phases: usize) -> Option<&Function<F>> {
+        self.rows.get(Kernels::normed(dtype).ok()? * PHASES.len() + phases - 1)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The shape of a launch. All blocks of all ranks that share a GPU must be resident together, because a block waits for
 //! what other ranks' blocks send: `share.rs` says how many there may be.
 
-use crate::lane::longest_piece;
+use crate::lane::{longest_piece, RowUnits};
 use crate::launch::{pl_geometry, pl_table};
 use crate::types::Protocol;
 
@@ -14,6 +14,8 @@ const FEW_THREADS: u32 = 128;
 const THREADS: [u32; 4] = [64, FEW_THREADS, FEWER_THREADS, SMALL_THREADS];
 /// Most threads of a block that norms rows: ROW_THREADS of cuda/kernels.cu.
 pub(super) const ROW_THREADS: u32 = 512;
+/// Threads of a short row's block that have no packs, see cuda/straight_rows.cuh. Where threads are pinned there may be none.
+const SPARE_WARP: u64 = 32;
 /// The same of the largest: LARGEST_ROW_THREADS there.
 pub(super) const LARGEST_ROW_THREADS: u32 = 384;
 /// The same of kernels that need few registers, and of those that need more: SMALL_THREADS and THREADS there.
@@ -75,7 +77,7 @@ impl Shapes {
 pub(super) struct Spread {
     pub blocks: u32,
     pub threads: u32,
-    pub block_units: u64,
+    pub units: RowUnits,
 }
 
 impl ShapeRule {
@@ -175,8 +177,35 @@ impl ShapeRule {
             blocks: ((rows * longest).div_ceil(block_units) + u64::from(self.spare))
                 .min(self.most_blocks.into()) as u32,
             threads: self.threads.unwrap_or(threads).min(most_threads),
-            block_units,
+            units: RowUnits { block: block_units, row: longest, straight: false },
         }
+    }
+
+    /// The same for the short path (`cuda/straight_rows.cuh`), whose blocks have packs of one row alone, at most one unit per thread;
+    /// None where rows have no room in it. `whole`: the threads of a block that has a row, as after two phases it must.
+    pub fn spread_straight(&self, rows: u64, longest: u64, whole: Option<u64>) -> Option<Spread> {
+        let most = u64::from(self.most_blocks.saturating_sub(self.spare).max(1));
+        if rows == 0 || rows > most || longest == 0 {
+            return None;
+        }
+        let each = (most / rows).min(longest.div_ceil(FEW_THREADS.into()));
+        let (block, threads) = match whole {
+            Some(threads) => (longest, threads),
+            // Whole warps, since their accesses are.
+            None => {
+                let block = longest.div_ceil(each).next_multiple_of(32);
+                (block, block.max(FEW_THREADS.into()))
+            }
+        };
+        let each = longest.div_ceil(block);
+        let fits = threads <= u64::from(self.threads.unwrap_or(ROW_THREADS).min(ROW_THREADS));
+        let spare = if whole.is_some() { 0 } else { SPARE_WARP };
+        let threads = self.threads.map_or(threads + spare, u64::from);
+        fits.then(|| Spread {
+            blocks: (rows * each + u64::from(self.spare)).min(self.most_blocks.into()) as u32,
+            threads: threads as u32,
+            units: RowUnits { block, row: each * block, straight: true },
+        })
     }
 
     /// For a fused step of `rows` rows that walks its table, each of which is one block's: its norm needs all of it.
@@ -203,6 +232,7 @@ impl ShapeRule {
 mod tests {
     use super::super::share::{share, CAPTURED};
     use super::*;
+    use crate::lane::short_row;
 
     fn step(rule: ShapeRule, protocol: Protocol, packs: u64) -> Shapes {
         // SAFETY: plain integers, for which zero is a value.
@@ -311,7 +341,7 @@ mod tests {
 
     fn spread(rule: ShapeRule, rows: u64, longest: u64, most_threads: u32) -> (u32, u32, u64) {
         let s = rule.spread(rows, longest, most_threads, longest == 112);
-        (s.blocks, s.threads, s.block_units)
+        (s.blocks, s.threads, s.units.block)
     }
 
     #[test]
@@ -354,7 +384,7 @@ mod tests {
                             let said = format!("{rule:?} {rows} {longest} {s:?}");
                             assert!(s.blocks <= most_blocks && s.blocks > 0, "{said}");
                             assert!(
-                                u64::from(s.blocks) * s.block_units >= rows * longest,
+                                u64::from(s.blocks) * s.units.block >= rows * longest,
                                 "{said}"
                             );
                             assert!(s.threads <= most && s.threads.is_multiple_of(32), "{said}");
@@ -363,6 +393,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_short_rows_blocks_have_packs_of_that_row_alone() {
+        let short = |rule: ShapeRule, rows, longest, whole| {
+            let s = rule.spread_straight(rows, longest, whole)?;
+            assert!(s.units.straight && s.units.row.is_multiple_of(s.units.block));
+            Some((s.blocks, s.threads, s.units.block, s.units.row))
+        };
+        let sixteen = ShapeRule::new(132, 8, Some(16), None);
+        assert_eq!(short(sixteen, 1, 896, None), Some((7, 160, 128, 896)));
+        assert_eq!(short(sixteen, 2, 896, None), Some((14, 160, 128, 896)));
+        assert_eq!(short(sixteen, 3, 896, None), Some((15, 224, 192, 960)));
+        assert_eq!(short(sixteen, 8, 896, None), Some((16, 480, 448, 896)));
+        assert_eq!(short(sixteen, 16, 896, None), None, "more units than threads");
+        assert_eq!(short(sixteen, 1, 887, None), Some((7, 160, 128, 896)));
+        assert_eq!(short(sixteen, 1, 1, None), Some((1, 160, 32, 32)));
+        for rows in 1..=16 {
+            let whole = short_row(7, 896, 112);
+            assert_eq!(short(sixteen, rows, 112, whole), Some((rows as u32, 256, 112, 112)));
+        }
+        assert_eq!(short(sixteen, 17, 112, short_row(7, 896, 112)), None);
+        assert_eq!(short_row(3, 896, 224), Some(224));
+        assert_eq!(short_row(1, 896, 448), Some(448));
+        assert_eq!(short_row(1, 1025, 513), None);
+        let spare = sixteen.with_spare_block();
+        assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 512, 112, 112)));
+        assert_eq!(short(spare, 16, 112, Some(512)), None, "no block is left for fences");
+        let pinned = ShapeRule::new(132, 8, Some(16), Some(256));
+        assert_eq!(short(pinned, 2, 896, None), Some((14, 256, 128, 896)));
+        assert_eq!(short(pinned, 2, 112, Some(512)), None);
     }
 
     #[test]

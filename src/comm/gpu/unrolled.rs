@@ -5,7 +5,7 @@ use super::kernels::{HasKernels, Kernels};
 use super::shape::{ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS};
 use crate::comm::call::Call;
 use crate::error::{Error, Result};
-use crate::lane::{Fan, Unrolled};
+use crate::lane::{short_row, Fan, Unrolled};
 use crate::launch::*;
 use crate::types::{DType, Op, Protocol, PACK_BYTES};
 
@@ -100,12 +100,13 @@ unsafe fn launch<F: HasKernels>(
 ) -> Result<bool> {
     let pl_args { step, table } = args;
     let (dtype, protocol) = (DType::from_raw(step.dtype)?, Protocol::from_raw(step.proto)?);
-    let (phases, delta) = (table.phases.into(), !step.sent.is_null());
+    let (phases, delta) = (usize::from(table.phases), !step.sent.is_null());
+    let kernels = F::of(kernels);
     let kernel = match delta {
-        true => F::of(kernels).delta(dtype, phases),
-        false => F::of(kernels).get(dtype, protocol, phases, step.rows != 0),
+        true => kernels.delta(dtype, phases),
+        false => kernels.get(dtype, protocol, phases, step.rows != 0),
     };
-    let Some(kernel) = kernel else {
+    let Some(mut kernel) = kernel else {
         return match delta {
             true => Err(Error::Internal(format!("no kernel for {dtype} by delta"))),
             false => Ok(false),
@@ -113,7 +114,7 @@ unsafe fn launch<F: HasKernels>(
     };
     // As cuda/kernels.cu has it.
     let small = protocol == Protocol::Sentinel && F::K <= MOST_SMALL;
-    let most_threads = match (step.rows, protocol, table.phases) {
+    let most_threads = match (step.rows, protocol, phases) {
         _ if delta => delta_threads(F::K, table.phases),
         (0, ..) if small => SMALL_THREADS,
         (0, ..) | (_, Protocol::Ll, _) => FEWER_THREADS,
@@ -121,10 +122,10 @@ unsafe fn launch<F: HasKernels>(
         _ => ROW_THREADS,
     };
     let pack = |elements: u64| elements * dtype.size() as u64 / PACK_BYTES as u64;
+    let plain = step.op == Op::Sum as u32 && step.check == 0;
     let (shapes, args) = match step.rows {
         0 => {
             let shapes = rule.shape(table, &step.geo, protocol, pack(step.count), most_threads);
-            let plain = step.op == Op::Sum as u32 && step.check == 0;
             // As many for either shape as there are packs, or for neither.
             let threads = u64::from(shapes.usual.blocks) * u64::from(shapes.usual.threads);
             let args = form.lay_out(table, pack(step.count), plain.then_some(threads));
@@ -138,12 +139,31 @@ unsafe fn launch<F: HasKernels>(
             // keeps all its blocks. If they leave no room for the second, these two are not chained, and those behind are.
             let rule = if queue.follows_ours() { rule.for_a_link() } else { *rule };
             let mut shape = rule.rows(rows);
-            let spread = form.lay_out_rows(table, pack(step.width), rows, |longest| {
-                let spread = rule.spread(rows, longest, most_threads, table.phases > 1);
+            let short_kernel =
+                if protocol == Protocol::Sentinel { kernels.rows(dtype, phases) } else { None };
+            let packs = pack(step.width);
+            let plain = plain && short_kernel.is_some();
+            let spread = form.lay_out_rows(table, packs, rows, plain, |longest, short| {
+                let by_short_path = || {
+                    let whole = match phases {
+                        1 => None,
+                        _ => Some(short_row(F::K, packs, longest)?),
+                    };
+                    rule.spread_straight(rows, longest, whole)
+                };
+                let spread = match short {
+                    true => by_short_path(),
+                    false => None,
+                };
+                let spread =
+                    spread.unwrap_or_else(|| rule.spread(rows, longest, most_threads, phases > 1));
                 (shape.blocks, shape.threads) = (spread.blocks, spread.threads);
-                spread.block_units
+                spread.units
             });
             let Some(args) = spread else { return Ok(false) };
+            if *args.head().straight != 0 {
+                kernel = short_kernel.unwrap_or(kernel);
+            }
             (shape.into(), args)
         }
     };

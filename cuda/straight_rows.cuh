@@ -1,0 +1,274 @@
+// The short path of rows: all-reduce, add and RMSNorm by the schedules of straight.cuh, where a thread has so little
+// that all of it stays in registers, without a loop. Kernels of their own: what an all-reduce of rows of any shape
+// needs besides (unrolled.cuh, spread_norm.cuh) would cost them registers. The host says which launches they are for
+// (pl_unrolled_*.straight); what travels is the same either way, so ranks need not agree.
+//
+// What others wait for comes first: packs for peers, sums of squares for the rest of the row. What only this thread
+// reads or writes, the caller's residual, gamma and residual_out, and words to arm again, comes behind that, while
+// others answer.
+//
+// A launch of one phase has a warp more per block than it has work for. That warp has no pack and waits for nothing, so
+// it is ahead of the others while they wait, and the instructions that they need next are there: fetched by each launch
+// anew, they cost more than executing them. It takes part in no barrier between the entry and the end (dev::any_of), or
+// it would wait too.
+#ifndef PEERLANE_STRAIGHT_ROWS_CUH
+#define PEERLANE_STRAIGHT_ROWS_CUH
+
+#include "add_rms_norm.cuh"
+#include "spread.cuh"
+#include "straight.cuh"
+
+namespace PL_NAMESPACE {
+
+// Threads for so many units: whole warps.
+PL_FN uint32_t warps_of(uint32_t units) { return (units + dev::WARP - 1) / dev::WARP * dev::WARP; }
+
+PL_FN const char* pack_at(const void* of, uint64_t pack) { return static_cast<const char*>(of) + pack * PL_PACK_BYTES; }
+
+// One phase: a thread has one pack of a row at most, and a block packs of one row, of which it has the squares from the
+// other blocks (spread.cuh).
+template <class D, uint32_t K>
+struct StraightSpread {
+  using Steps = Straight<D, Sentinel<D>, K>;
+
+  Step& s;
+  const typename Fan<K>::Args& u;
+  const uint32_t row;  // of this block
+  Steps steps;
+  SpreadRows<D> rows;
+
+  PL_FN StraightSpread(Step& step, const typename Fan<K>::Args& args)
+      : s(step),
+        u(args),
+        row(row_of(args, dev::block() * args.block_units)),
+        steps(step, args, pack(), row * args.widest, row * uint32_t(step.packs)),
+        rows(step) {}
+
+  static PL_FN uint32_t row_of(const typename Fan<K>::Args& u, uint32_t unit) {
+    return u.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * u.row_magic >> 32);
+  }
+  // Of the row; none: more than any has.
+  PL_FN uint32_t pack() const {
+    const bool any = dev::tid() < u.block_units && row < s.rows;
+    return any ? dev::block() * u.block_units - row * u.row_units + dev::tid() : ~0u;
+  }
+
+  PL_FN void load() { steps.load_one(); }
+  PL_FN bool run() {
+    const auto& ph = u.phase[0];
+    const bool here = steps.j < u.widest;
+    steps.send_one();
+    dev::Raw residual, gamma, total, r, normed;
+    dev::pack_load_if(here, residual, pack_at(s.a.residual, steps.in_tile));
+    dev::pack_load_if(here, gamma, pack_at(s.a.gamma, steps.j));
+    const uint32_t wanted = here ? ph.remote : 0;
+    char* const word = dev::in_register(rows.word(row, steps.in_tile));  // worked out before the wait
+    bool ok = steps.sum(ph, wanted, total);
+    // At once: the other blocks wait for squares that do not come.
+    if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
+    const bool has = here && ok;
+    const float squares = add_words<D>(total, residual, r);
+    if (has) rows.post(word, rows.alone(row, steps.in_tile), squares);
+    dev::pack_store_if(has, residual_out_at(s, steps.in_tile), r);
+    steps.template rearm<K + 1>(ph, ok ? wanted : 0);
+    if (row >= s.rows) return ok;  // a block to spare
+    const uint32_t least = warps_of(u.block_units), workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
+    if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) return false;
+    scale_words<D>(r, rows.scale(0, 0), gamma, s.a.weight_bias, normed);
+    dev::pack_store_if(here, steps.output(0), normed);
+    return true;
+  }
+};
+
+// Two phases: a row is one block's, so that its squares need no way through memory. Groups of threads share the pieces:
+// each thread sends pack j of ROW_PACKS pieces and has them in the end, the last of the last group being the piece that
+// this rank sums. So pack j of a piece is not the same thread's in both phases, and need not be:
+// - A word is still armed again by the thread that has read it.
+// - Where the output is the input, a pack is written there after it has been sent: its result needs what this rank sent
+//   of it, which the owner of the piece has received.
+// - All packs of a row are one block's, so pack 0 of every piece is block 0's (clear_old_tags).
+// - Who waits for results only, might find a peer late that itself waits for a third. So it waits twice (awaited):
+// those
+//   that sum wait for that third one from the start, here and on every other rank, and name it.
+template <class D, uint32_t K>
+struct StraightRow {
+  using Steps = Straight<D, Sentinel<D>, K>;
+  using Words = Sentinel<D>;
+  static constexpr uint32_t LEAVES = K + 1;
+  static constexpr uint32_t EACH = LEAVES < dev::ROW_PACKS ? LEAVES : dev::ROW_PACKS, GROUPS = LEAVES / EACH;
+
+  Step& s;
+  const typename Fan<K>::Args& u;
+  const uint32_t row;
+  uint32_t group, unit;  // pack `unit` of pieces group * EACH and on; none: more than any piece has
+  Steps sums;            // of the piece that this rank sums, in the last group
+  SpreadRows<D> rows;
+  dev::Raw sent[EACH];
+
+  PL_FN StraightRow(Step& step, const typename Fan<K>::Args& args)
+      : s(step),
+        u(args),
+        row(dev::block()),
+        group(dev::in_register(group_of(args.block_units))),
+        unit(dev::in_register(unit_of(args.block_units))),
+        sums(step, args, adds() ? unit : ~0u, row * args.phase[0].item_packs[0], row * uint32_t(step.packs)),
+        rows(step) {}
+
+  static PL_FN uint32_t group_of(uint32_t units) {
+    uint32_t group = 0;
+    PL_EACH
+    for (uint32_t g = 1; g < GROUPS; ++g) group += dev::tid() >= g * warps_of(units);
+    return group;
+  }
+  PL_FN uint32_t unit_of(uint32_t units) const {
+    const uint32_t at = dev::tid() - group * warps_of(units);
+    return at < units && row < s.rows ? at : ~0u;
+  }
+  PL_FN uint32_t workers() const { return GROUPS * warps_of(u.block_units); }
+  PL_FN bool adds() const { return group == GROUPS - 1; }
+
+  // The send and the result behind place `i` of this thread, and whether it is the piece that this rank sums.
+  PL_FN uint32_t place(uint32_t i) const { return group * EACH + i; }
+  PL_FN bool own(uint32_t i) const { return i == EACH - 1 && adds(); }
+
+  struct Cut {
+    uint32_t first, packs;
+  };
+  PL_FN Cut summed() const { return {u.phase[0].item_first[0], u.phase[0].item_packs[0]}; }
+  PL_FN Cut input(uint32_t i) const {
+    return own(i) ? summed() : Cut{u.phase[0].send_first[place(i)], u.phase[0].send_packs[place(i)]};
+  }
+  PL_FN Cut result(uint32_t i) const {
+    return own(i) ? summed() : Cut{u.phase[1].item_first[place(i)], u.phase[1].item_packs[place(i)]};
+  }
+  PL_FN uint64_t in_tile(const Cut& cut) const { return row * uint32_t(s.packs) + cut.first + unit; }
+  PL_FN char* at(uint64_t slot, const Cut& cut) const {
+    return reinterpret_cast<char*>(slot + Steps::place_of(s, row * cut.packs + unit));
+  }
+
+  PL_FN void load() {
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i) {
+      const Cut cut = input(i);
+      dev::pack_load_if(unit < cut.packs, sent[i], pack_at(s.a.input, in_tile(cut)));
+    }
+  }
+
+  PL_FN void send() {
+    clear_old_tags(s);
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i) {
+      const Cut cut = input(i);
+      const uint32_t k = own(i) ? 0 : place(i);
+      dev::post_4x32_if(unit < cut.packs && !own(i), at(u.phase[0].to[k], cut), Steps::legal(sent[i]).words(0));
+    }
+    land_rearmed(s);
+  }
+
+  // The last group: the sum, to those who need it.
+  PL_FN bool sum(dev::Raw& total) {
+    const auto &scatter = u.phase[0], &collect = u.phase[1];
+    sums.find_place();
+    sums.place = dev::in_register(sums.place);  // or every poll works it out anew
+    dev::same_view(sums.mine, sent[EACH - 1]);
+    const uint32_t parts = sums.j < scatter.item_packs[0] ? scatter.remote : 0;
+    if (PL_UNLIKELY(!sums.sum(scatter, parts, total))) return false;
+    const dev::Raw words = Steps::legal(total);
+    PL_EACH
+    for (uint32_t k = 0; k < K; ++k) sums.post_if(sums.j < collect.send_packs[k], collect, K, k, words);
+    sums.template rearm<LEAVES>(scatter, parts);
+    return true;
+  }
+
+  // Results of peers.
+  PL_FN bool gather(uint32_t wanted, char* const (&slots)[EACH], dev::Raw (&raw)[EACH]) {
+    wanted = dev::in_register(wanted);
+    return awaited(
+        s, [&] { return Steps::poll(wanted, slots, raw); }, [&] { return missing_peer(wanted); });
+  }
+  PL_FN uint32_t missing_peer(uint32_t wanted) const {
+    uint32_t from = s.a.rank;  // it has come since
+    PL_ROLL
+    for (uint32_t i = 0; i < EACH; ++i) {
+      if (!(wanted >> i & 1)) continue;
+      dev::Raw seen;
+      dev::poll_4x32(at(u.phase[1].at[place(i)], result(i)), seen.words(0));
+      if (Words::largest(seen) == Words::UNWRITTEN) from = u.phase[1].from[place(i)];
+    }
+    return from;
+  }
+
+  PL_FN bool run() {
+    send();
+    dev::Raw raw[EACH], residual[EACH], gamma[EACH];
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i) PL_EACH
+    for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *raw[i].words(w) = 0;
+    // The neighbour that an odd row's last pack does not have.
+    if (dev::tid() == 0) dev::keep_square_if(s.packs & 1, uint32_t(s.packs), 0.0f);
+    bool ok = true;
+    if (adds()) ok = sum(raw[EACH - 1]);
+    // A failure is told at once, since other threads of the block wait before the barrier.
+    if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
+    s.phase = 1;
+    uint32_t has = 0, wanted = 0;
+    char* slots[EACH];
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i) {
+      const Cut cut = result(i);
+      const bool here = unit < cut.packs && ok;
+      dev::pack_load_if(here, residual[i], pack_at(s.a.residual, in_tile(cut)));
+      dev::pack_load_if(here, gamma[i], pack_at(s.a.gamma, cut.first + unit));
+      has |= uint32_t(here) << i;
+      wanted |= uint32_t(here && !own(i)) << i;
+      slots[i] = at(u.phase[1].at[own(i) ? 0 : place(i)], cut);
+    }
+    if (PL_UNLIKELY(!gather(wanted, slots, raw))) {
+      ok = false;
+      has = wanted = 0;
+      give_up(s.a, s.epoch, s);
+    }
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i)
+      dev::keep_square_if(has >> i & 1, result(i).first + unit, add_words<D>(raw[i], residual[i], raw[i]));
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i) {
+      dev::pack_store_if(has >> i & 1, residual_out_at(s, in_tile(result(i))), raw[i]);
+      Words::rearm_if(wanted >> i & 1, slots[i]);
+    }
+    if (dev::tid() < workers()) {
+      // The barrier that the squares need besides.
+      if (PL_UNLIKELY(dev::any_of(workers(), !ok))) return false;
+      dev::lanes_to_groups(workers(), 1, 0, [&](uint32_t, uint32_t lane, float(&x)[2]) {
+        rows.add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[SpreadRows<D>::AT_ONCE][2]) {
+          PL_EACH
+          for (uint32_t k = 0; k < SpreadRows<D>::AT_ONCE; ++k)
+            if (p + k * dev::LANES < s.packs) dev::kept_squares(p + k * dev::LANES, w[k]);
+          return true;
+        });
+      });
+      dev::any_of(workers(), false);
+    }
+    const float scale = rows.scale(0, 0);
+    PL_EACH
+    for (uint32_t i = 0; i < EACH; ++i) {
+      dev::Raw normed;
+      scale_words<D>(raw[i], scale, gamma[i], s.a.weight_bias, normed);
+      dev::pack_store_if(has >> i & 1, static_cast<char*>(s.a.output) + in_tile(result(i)) * PL_PACK_BYTES, normed);
+    }
+    return true;
+  }
+};
+
+template <class D, uint32_t K, uint32_t PHASES>
+struct StraightRowsOf {
+  using Type = StraightSpread<D, K>;
+};
+template <class D, uint32_t K>
+struct StraightRowsOf<D, K, 2> {
+  using Type = StraightRow<D, K>;
+};
+
+}  // namespace PL_NAMESPACE
+
+#endif
