@@ -19,6 +19,9 @@
 // - A step that fails may leave the two ends apart. There is no step after it: the verdict is sticky on all ranks.
 // - Ranks go by it alike: what decides are the call's type, operation and count and the plan, which all share, never an
 //   address (comm/gpu/delta.rs).
+// - What two ranks have sent last is asked for before the channel is claimed (Straight::recall_early): all that came
+// before
+//   the launch is done then. Launches that nobody has put in order are a fault that is refused where they overlap.
 // - What a rank remembers goes past the caches of multiprocessors, like the words themselves: the next launch may have
 //   another thread for the place.
 #ifndef PEERLANE_PROTOCOL_DELTA_CUH
@@ -32,9 +35,9 @@ template <class D>
 struct Delta : Sentinel<D> {
   static constexpr bool REMEMBERS = true;
   static constexpr uint32_t SAME = Sentinel<D>::UNWRITTEN, BUFFERS = 2;
-  // Steps of up to so many packs wait a moment before they poll (dev::linger). Peers send at about the same time, and a
-  // poll that is a little too early costs a second round trip over the link, where it takes 1 us: 14 KiB between two
-  // H200s 3.40 to 3.03 us. With more, the polls queue behind the sends for as long.
+  // Steps whose longest piece has up to so many packs wait a moment before they poll (dev::linger). Peers send at about
+  // the same time, and a poll that is a little too early costs a second round trip over the link, where it takes 1 us:
+  // 14 KiB between two H200s 3.40 to 3.03 us. With more, the polls queue behind the sends for as long.
   static constexpr uint32_t LINGER_PACKS = 2048;
 
   // Where the last word is remembered that was read at `p`, in the own slab.
@@ -77,7 +80,8 @@ struct Delta : Sentinel<D> {
     for (uint32_t i = 0; i < 4; ++i) *raw.words(i) = decoded(raw.word(i), last.word(i));
   }
 
-  // What follows is for CPUs, strip by strip (unrolled.cuh).
+  // What follows is for CPUs, strip by strip (unrolled.cuh): the stand-in driver's, since the CPU device arms its
+  // words.
 
   static PL_FN void put_at(char* p, char* sent, const Span& span, const dev::Raw& raw) {
     PL_ROLL

@@ -138,7 +138,7 @@ fn words_that_differ_are_right_on_a_hostile_fabric() {
     });
     let steps = steps.into_inner();
     println!("{last} seeds, {steps} steps of a rank by delta");
-    assert!(steps >= last * 10);
+    assert!(only.is_some() || steps >= last * 10);
 }
 
 /// Rows whose lanes add several packs each, which are gathered in several rounds.

@@ -12,11 +12,11 @@ use crate::plan::Choice;
 use crate::types::{DType, Direction, Protocol};
 
 /// Steps per protocol: each of four buffers is used, re-armed and used again.
-const STEPS: u64 = 8;
+const STEPS: u64 = 16;
 /// Elements: several packs per piece for 16 ranks.
 pub(super) const COUNT: usize = 1024;
-/// Fewer in two of four steps: a short tail, for which a GPU has other kernels and in host memory another protocol. Two in a row,
-/// so that either has steps of both parities.
+/// Fewer in half of the steps: a short tail, for which a GPU has other kernels and in host memory another protocol. Four in a row, so
+/// that either uses each of its buffers and uses it again.
 const TAIL: usize = 3;
 
 /// A random number that no earlier communicator's memory can hold the answers to.
@@ -58,7 +58,7 @@ pub(super) fn run(
         let plan = plans.index(Choice { algorithm, protocol, direction })?;
         for _ in 0..STEPS {
             step += 1;
-            let count = if step % 4 < 2 { COUNT } else { COUNT - TAIL };
+            let count = if step % 8 < 4 { COUNT } else { COUNT - TAIL };
             let input: Vec<f32> = (0..count).map(|i| element(nonces[rank], step, i)).collect();
             let output = &mut output[..count];
             output.fill(f32::NAN);

@@ -74,10 +74,15 @@ impl Layout {
         self
     }
 
-    /// The same for slabs in host memory that GPUs write, where words that `sentinel` has armed again land late
-    /// (`cuda/protocol_sentinel.cuh`), and where sums of some schedules go by `delta`.
+    /// The same for slabs in host memory that GPUs write, where words that `sentinel` has armed again land late: see
+    /// `cuda/protocol_sentinel.cuh`.
     pub fn with_late_rearms(mut self) -> Self {
         self.sentinel_buffers = 4;
+        self
+    }
+
+    /// The same with room for sums of some schedules by `delta`: see `cuda/protocol_delta.cuh`.
+    pub fn with_deltas(mut self) -> Self {
         self.deltas = DELTAS;
         self
     }
@@ -93,8 +98,8 @@ impl Layout {
     }
 
     /// Start and length of all buffers of a protocol's data region in a channel. `flagged` carries the large messages
-    /// and gets half of the room, the two word protocols a quarter each. With `delta`, which takes the place of `sentinel` where most
-    /// is sent and of `ll` everywhere, those three and `flagged` get a quarter, a quarter, an eighth and three eighths.
+    /// and gets half of the room, the two word protocols a quarter each. With `delta`, which takes the place of `sentinel` for sums, it and
+    /// `sentinel` get a quarter each, `ll` an eighth and `flagged` three.
     pub fn region(&self, channel: usize, protocol: Protocol) -> (u64, u64) {
         let (data, quarter) = self.data(channel);
         let ll = quarter / if self.deltas == 0 { 1 } else { 2 } / PAGE * PAGE;
@@ -124,11 +129,18 @@ impl Layout {
     }
 
     /// Where a step of `table` over `delta` finds everything; none where the slab has no room for it. One table alone of so many
-    /// phases may be used with it.
-    pub fn delta_geometry(&self, channel: usize, table: &pl_table) -> Option<pl_geometry> {
+    /// phases may be used with it. A slot has `most_packs` packs at most.
+    pub fn delta_geometry(
+        &self,
+        channel: usize,
+        table: &pl_table,
+        most_packs: u64,
+    ) -> Option<pl_geometry> {
         let (data, bytes) = self.delta_region(channel, table.phases)?;
-        let half_bytes = bytes / 2 / PAGE * PAGE;
-        let slot_bytes = half_bytes / u64::from(table.slots.max(1)) / SLOT_ALIGN * SLOT_ALIGN;
+        let (slots, most_bytes) = (u64::from(table.slots.max(1)), most_packs * PACK_BYTES as u64);
+        let slot_bytes =
+            (bytes / 2 / PAGE * PAGE / slots).min(most_bytes) / SLOT_ALIGN * SLOT_ALIGN;
+        let half_bytes = (slots * slot_bytes).next_multiple_of(PAGE);
         let geometry = self.geometry(channel, Protocol::Sentinel, table);
         (slot_bytes > 0).then_some(pl_geometry {
             data,
@@ -245,11 +257,15 @@ mod tests {
 
     #[test]
     fn regions_are_disjoint_and_inside_the_slab() {
-        for slab in [4 << 20, (32 << 20) + 4097, 1 << 30] {
-            for channels in 1..=4 {
+        for slab in [PAGE + 4 * MIN_CHANNEL, 4 << 20, (32 << 20) + 4097, 1 << 30] {
+            for (channels, staged) in (1..=4).flat_map(|c| [(c, false), (c, true)]) {
                 let layout = Layout::new(slab, channels).unwrap();
                 let layout = if channels % 2 == 0 { layout.with_rotation() } else { layout };
-                let layout = if channels % 3 == 0 { layout.with_late_rearms() } else { layout };
+                let layout = if channels % 3 == 0 {
+                    layout.with_late_rearms().with_deltas()
+                } else {
+                    layout
+                };
                 let mut spans = vec![(0, PAGE)];
                 for c in 0..channels {
                     let t = table(225, 225, &[0, 1], 1);
@@ -274,12 +290,14 @@ mod tests {
                     for phases in 1..=2 {
                         let mut t = table(14, 14, &[0, 1], 1);
                         t.phases = phases;
-                        let Some(g) = layout.delta_geometry(c, &t) else {
-                            assert!(channels % 3 != 0);
+                        let Some(g) = layout.delta_geometry(c, &t, 1 << 20) else {
+                            assert!(!staged);
                             continue;
                         };
                         assert!(g.slot_bytes > 0 && g.slot_bytes * 14 <= g.half_bytes);
                         assert_eq!(g.rotation, 1);
+                        let few = layout.delta_geometry(c, &t, 8).unwrap();
+                        assert_eq!((few.slot_bytes, few.half_bytes), (128, PAGE));
                         spans.push((g.data, g.data + 2 * g.half_bytes));
                     }
                 }

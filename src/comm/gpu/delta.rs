@@ -6,10 +6,11 @@
 
 use super::chain::Queue;
 use super::shape::ShapeRule;
+use super::state::DeviceState;
 use super::unrolled::UnrolledArgs;
 use crate::comm::call::Call;
 use crate::comm::plans::Plan;
-use crate::device::cuda::{Context, DeviceMemory, Stream};
+use crate::device::cuda::DeviceMemory;
 use crate::error::Result;
 use crate::lane::{step_packs, tile_packs, Layout};
 use crate::launch::*;
@@ -18,26 +19,22 @@ use crate::types::{Algorithm, DType, Op, Protocol, PACK_BYTES};
 /// Calls of several steps go by `sentinel` where a step by `delta` has fewer packs than this: steps cost their latency.
 const LEAST_PACKS: u64 = 8192;
 
-/// One plan's way on one channel.
+/// One plan's way on one channel. The memory that it works with is the state's.
 pub(super) struct Delta {
     /// Complete but for the call's own.
     pub args: pl_args,
     pub unrolled: UnrolledArgs,
     pub rule: ShapeRule,
+    pub aligned: Aligned,
     /// Most packs of a step.
     most_packs: u64,
-    /// What was sent and what was seen: the addresses of the first are in `args`, of the second the distance to the slab.
-    _sent: DeviceMemory,
-    _seen: DeviceMemory,
-    pub aligned: Aligned,
 }
 
 impl Delta {
     /// The way beside `plan`'s by `sentinel`, whose arguments are `args`; none where there is none. The slab's region is 0, as the
-    /// memory is once `stream` has done its work.
+    /// memory is that this gives `state` to keep.
     pub fn new(
-        context: &Context,
-        stream: &Stream,
+        state: &DeviceState,
         layout: &Layout,
         channel: usize,
         plan: &Plan,
@@ -48,31 +45,40 @@ impl Delta {
         if plan.choice.protocol != Protocol::Sentinel || !known || args.step.check != 0 {
             return Ok(None);
         }
-        let Some(geo) = layout.delta_geometry(channel, &plan.table) else { return Ok(None) };
-        let mut args = pl_args { step: pl_step { geo, ..args.step }, ..*args };
-        // Any type: all have packs of so many bytes.
-        let most = step_packs(&geo, &plan.table, DType::F32, Protocol::Sentinel);
-        let form = UnrolledArgs::new(&plan.table, &args.step, Protocol::Sentinel);
-        let Some((sends, threads)) = form.and_then(|form| form.by_delta(&plan.table)) else {
+        let rule = rule.without_spare_block();
+        let Some(unrolled) = UnrolledArgs::new(&plan.table, &args.step, Protocol::Sentinel) else {
             return Ok(None);
         };
-        let rule = rule.without_spare_block();
-        let most_packs = most.min(tile_packs(&plan.table, rule.most_packs(threads)));
+        let Some((sends, threads)) = unrolled.by_delta(&plan.table) else { return Ok(None) };
+        // No slot need have more packs than a launch has threads.
+        let Some(geo) = layout.delta_geometry(channel, &plan.table, rule.most_packs(threads))
+        else {
+            return Ok(None);
+        };
+        // Of any type: all have packs of so many bytes.
+        let most_packs = step_packs(&geo, &plan.table, DType::F32, Protocol::Sentinel)
+            .min(tile_packs(&plan.table, rule.most_packs(threads)));
         if most_packs == 0 {
             return Ok(None);
         }
-        // As `sent` in the kernels counts: by phase, send and buffer.
-        let sent = DeviceMemory::new(context, sends * 2 * geo.slot_bytes as usize)?;
-        let seen = DeviceMemory::new(context, 2 * geo.half_bytes as usize)?;
-        sent.zero(stream)?;
-        seen.zero(stream)?;
-        let aligned = Aligned::new(context, most_packs as usize * PACK_BYTES)?;
-        let slab = args.step.base[usize::from(plan.table.rank)] + geo.data;
-        args.step.sent = sent.ptr() as *mut _;
-        args.step.seen_shift = seen.ptr().wrapping_sub(slab);
-        let unrolled = UnrolledArgs::new(&plan.table, &args.step, Protocol::Sentinel);
-        let Some(unrolled) = unrolled else { return Ok(None) };
-        Ok(Some(Delta { args, unrolled, rule, most_packs, _sent: sent, _seen: seen, aligned }))
+        let memory = |bytes: usize| -> Result<u64> {
+            let memory = DeviceMemory::new(state.context(), bytes)?;
+            memory.zero(state.stream())?;
+            let at = memory.ptr();
+            state.adopt([memory]);
+            Ok(at)
+        };
+        let mut step = pl_step { geo, ..args.step };
+        // As the kernels count: by phase, send and buffer.
+        step.sent = memory(sends * 2 * geo.slot_bytes as usize)? as *mut _;
+        let slab = step.base[usize::from(plan.table.rank)] + geo.data;
+        step.seen_shift = memory(2 * geo.half_bytes as usize)?.wrapping_sub(slab);
+        let tile = most_packs as usize * PACK_BYTES;
+        let aligned = Aligned { input: memory(tile)?, output: memory(tile)? };
+        // Slots lie elsewhere now.
+        let unrolled = UnrolledArgs::new(&plan.table, &step, Protocol::Sentinel);
+        let args = pl_args { step, ..*args };
+        Ok(unrolled.map(|unrolled| Delta { args, unrolled, rule, aligned, most_packs }))
     }
 
     /// Elements of each step of `call` but the last, if the call goes by it. The same on all ranks.
@@ -89,14 +95,14 @@ impl Delta {
     }
 }
 
-/// Aligned memory in the place of buffers that are not.
-pub(super) struct Aligned([DeviceMemory; 2]);
+/// Aligned memory in the place of buffers that are not: addresses. Calls on one channel follow each other, eager ones by the library's
+/// own events and captured ones because the caller orders replays; those that he does not order would meet here as well.
+pub(super) struct Aligned {
+    input: u64,
+    output: u64,
+}
 
 impl Aligned {
-    fn new(context: &Context, bytes: usize) -> Result<Self> {
-        Ok(Aligned([DeviceMemory::new(context, bytes)?, DeviceMemory::new(context, bytes)?]))
-    }
-
     /// Before the launch of a step of `bytes` bytes: where its buffers are not aligned it gets others. Returns what is to be copied
     /// behind it.
     ///
@@ -114,11 +120,10 @@ impl Aligned {
         {
             return Ok(None);
         }
-        let [input, output] = &self.0;
-        let after = Copy { to: step.output as u64, from: output.ptr(), bytes };
+        let after = Copy { to: step.output as u64, from: self.output, bytes };
         // SAFETY: the caller's promise for its input; no step has more bytes than there are here.
-        unsafe { queue.copy(input.ptr(), step.input as u64, bytes)? };
-        (step.input, step.output) = (input.ptr() as *const _, output.ptr() as *mut _);
+        unsafe { queue.copy(self.input, step.input as u64, bytes)? };
+        (step.input, step.output) = (self.input as *const _, self.output as *mut _);
         Ok(Some(after))
     }
 }

@@ -77,7 +77,7 @@ has_kernels!(
 /// The largest form with kernels for the fused operation.
 const MOST_FUSED: usize = 7;
 /// The largest with kernels for `delta`.
-const MOST_DELTA: usize = 7;
+pub(super) const MOST_DELTA: usize = 7;
 
 impl<F: Fan> Unrolled<F> {
     fn load(module: &Module) -> Result<Self> {

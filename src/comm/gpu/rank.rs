@@ -146,9 +146,8 @@ impl GpuRank {
             args.step.host_staged = (parts.lane == Lane::Host).into();
             (args.step.n, args.step.rank) = (plan.table.n.into(), rank as u32);
             let unrolled = UnrolledArgs::new(&plan.table, &args.step, plan.choice.protocol);
-            let (stream, layout) = (parts.state.stream(), &parts.layout);
-            let rule = &parts.rules[channel];
-            let delta = Delta::new(context, stream, layout, channel, plan, rule, &args)?;
+            let (state, rule) = (&parts.state, &parts.rules[channel]);
+            let delta = Delta::new(state, &parts.layout, channel, plan, rule, &args)?;
             Ok(Prepared { args, unrolled, delta: delta.map(Box::new) })
         };
         let prepared = plans

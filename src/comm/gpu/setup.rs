@@ -154,7 +154,11 @@ impl Setting<'_> {
         let admit = |tables: &[_]| facts::degree(&self.facts, tables) <= limit;
         let plans = |layout| Plans::new(self.agreed.clone(), self.rank, layout, admit);
         if lane == Lane::Host {
-            let layout = layout.with_late_rearms();
+            let mut layout = layout.with_late_rearms();
+            // The kernels for it have room for so many ranks, and none compares calls.
+            if self.facts.len() <= super::kernels::MOST_DELTA + 1 && !self.agreed.check {
+                layout = layout.with_deltas();
+            }
             return Ok((plans(&layout)?.host_staged(), layout));
         }
         Ok((plans(&layout)?, layout))

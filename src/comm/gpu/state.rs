@@ -1,6 +1,6 @@
 //! What a rank's kernels and its host share: the sticky word and the channels in device memory, and a page of host memory
-//! through which both speak without a call of the driver. Graphs that captured a call keep it alive, with the kernels: a
-//! replay after destroy finds the sticky word and touches nothing else.
+//! through which both speak without a call of the driver. Graphs that captured a call keep it alive, with the kernels and what
+//! has been adopted: a replay after destroy finds the sticky word and touches nothing else.
 
 use super::kernels::Kernels;
 use crate::bootstrap::{Steps, CHANNELS};
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::lane::HostSlab;
 use crate::launch::*;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Distance of the channels, and of the reports: words that different kernels write share no cache line.
 const STRIDE: usize = 128;
@@ -33,9 +33,16 @@ pub(crate) struct DeviceState {
     stream: Stream,
     /// What graphs launch must stay loaded.
     pub kernels: Arc<Kernels>,
+    /// See [`adopt`](Self::adopt).
+    adopted: Mutex<Vec<DeviceMemory>>,
 }
 
 impl DeviceState {
+    /// Keeps memory as long as itself: what a captured call reads or writes before it has seen the sticky word.
+    pub fn adopt(&self, memory: impl IntoIterator<Item = DeviceMemory>) {
+        self.adopted.lock().unwrap_or_else(PoisonError::into_inner).extend(memory);
+    }
+
     pub fn new(context: &Context, kernels: Arc<Kernels>, node: Option<u32>) -> Result<Self> {
         let stream = Stream::new(context, 0)?;
         let page = HostMemory::new(context, HOST_BYTES, node)?;
@@ -58,7 +65,7 @@ impl DeviceState {
             image[at..at + 8].copy_from_slice(&pl_channel::idle_at(1).turn.to_ne_bytes());
         }
         memory.write(&stream, 0, &image)?;
-        Ok(DeviceState { memory, page, stream, kernels })
+        Ok(DeviceState { memory, page, stream, kernels, adopted: Mutex::default() })
     }
 
     pub fn context(&self) -> &Context {

@@ -36,7 +36,7 @@ impl UnrolledArgs {
             Self::Seven(form) => (form.is_short(), pl_unrolled_7::K),
             Self::Fifteen(_) => return None,
         };
-        short.then_some((k * PL_UNROLLED_PHASES as usize, delta_threads(k, table.phases)))
+        short.then_some((k * usize::from(table.phases), delta_threads(k, table.phases)))
     }
 
     /// Launches a step; false if there is no such kernel for it.
