@@ -23,9 +23,8 @@
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
 //                          how many pairs of words a lane's thread asks for at once
 //   keep kept KEEPERS WARP   packs of a block by number and thread; what a block has a multiple of
-//   keep_square_if kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's; how
-//   many
-//                          packs of a unit a thread then has
+//   keep_square_if kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's;
+//                          how many packs of a unit a thread then has
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks

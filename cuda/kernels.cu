@@ -5,8 +5,7 @@
 //                                               form of pl_unrolled_<K>; K is 1, 3, 7 or 15; phases is one or two,
 //                                               but for 15 by ll one alone: the tags do not fit the registers
 //   pl_unrolled_<K>_<dtype>_delta_<phases>      bf16, f16, f32; sums alone, of a pack of each piece per thread at most;
-//   K is
-//                                               1, 3 or 7
+//                                               K is 1, 3 or 7
 //   pl_unrolled_<K>_norm_<dtype>_<protocol>_<phases>   the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
 //   pl_unrolled_<K>_rows_<dtype>_<phases>       the same by sentinel, rows that are short enough (straight_rows.cuh)
 //   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
@@ -48,8 +47,9 @@ constexpr unsigned SMALL_THREADS = 512;
 constexpr unsigned ROW_THREADS = 512;
 // On the short path a warp more, which has no pack (straight_rows.cuh).
 constexpr unsigned SHORT_ROW_THREADS = ROW_THREADS + 32;
-// Two phases of more ranks than two take fewer, two blocks of which fit on a multiprocessor: then a kernel of 16 rows
-// may start while the one before it runs.
+// Two phases of more ranks than two take fewer, two blocks of which fit on a multiprocessor. Where blocks are pinned,
+// for a measurement of one channel, a kernel may then start on the multiprocessors of the one before it; by default a
+// block counts as one (share.rs), and this gains nothing.
 constexpr unsigned SHARED_ROW_THREADS = 256;
 // Its largest, after two phases of eight ranks, would spill with more.
 constexpr unsigned LARGEST_ROW_THREADS = 384;

@@ -9,8 +9,8 @@
 //
 // A launch of one phase has a warp more per block than it has work for. That warp has no pack and waits for nothing, so
 // it is ahead of the others while they wait, and the instructions that they need next are there: fetched by each launch
-// anew, they cost more than executing them. It takes part in no barrier between the entry and the end (dev::any_of), or
-// it would wait too.
+// anew, they cost more than executing them. Between the entry and the end it takes part in no barrier (dev::any_of), or
+// it would wait too; but for that of clear_half, where no thread has begun to wait and all of the block meet alike.
 #ifndef PEERLANE_STRAIGHT_ROWS_CUH
 #define PEERLANE_STRAIGHT_ROWS_CUH
 
@@ -74,6 +74,8 @@ struct StraightSpread {
     if (row >= s.rows) return ok;  // a block to spare
     const uint32_t least = warps_of(u.block_units), workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
     if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) return false;
+    // The warp without packs was not at that barrier, and may read groups that are not there yet: it is here for the
+    // instructions alone, and stores nothing of what it makes of them.
     scale_words<D>(r, rows.scale(0, 0), gamma, s.a.weight_bias, normed);
     dev::pack_store_if(here, steps.output(0), normed);
     return true;
@@ -84,12 +86,13 @@ struct StraightSpread {
 // each thread sends pack j of ROW_PACKS pieces and has them in the end, the last of the last group being the piece that
 // this rank sums. So pack j of a piece is not the same thread's in both phases, and need not be:
 // - A word is still armed again by the thread that has read it.
-// - Where the output is the input, a pack is written there after it has been sent: its result needs what this rank sent
-//   of it, which the owner of the piece has received.
+// - Where an output is the input, a pack may be written by another thread than the one that has sent it. All loads of
+//   the input come before the barrier in begin() (dev::share), all stores behind it, and a row is one block's. Of the
+//   residual a thread reads what it writes itself.
 // - All packs of a row are one block's, so pack 0 of every piece is block 0's (clear_old_tags).
-// - Who waits for results only, might find a peer late that itself waits for a third. So it waits twice (awaited):
-// those
-//   that sum wait for that third one from the start, here and on every other rank, and name it.
+// - Who waits for results only, might find a peer late that itself waits for a third. So it waits twice (awaited),
+//   up to two deadlines: those that sum wait for that third one from the start, here and on every other rank, and name
+//   it after one.
 template <class D, uint32_t K>
 struct StraightRow {
   using Steps = Straight<D, Sentinel<D>, K>;

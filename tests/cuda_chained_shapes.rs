@@ -203,7 +203,7 @@ fn fused_calls_of_many_rows_are_a_chain_from_the_second_on() {
             (0..4).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
             let exec = capture.end().unwrap().instantiate().unwrap();
             let nodes = graph();
-            assert_eq!(shapes(&nodes), [(32, 448), (16, 448), (16, 448), (16, 448)]);
+            assert_eq!(shapes(&nodes), [(32, 480), (16, 448), (16, 448), (16, 448)]);
             assert!(most_at_once(&nodes) <= SHARE && !is_marked(&nodes[0]), "{nodes:?}");
             let [mut second, third, fourth] = [nodes[1], nodes[2], nodes[3]];
             second.after = 0;
@@ -212,6 +212,41 @@ fn fused_calls_of_many_rows_are_a_chain_from_the_second_on() {
             exec.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
             rank.stream.synchronize().unwrap();
             differs(&rank.results(&rows, Form::Apart).unwrap(), &bits, &rows, "replay").unwrap();
+        });
+    });
+}
+
+/// Half of the blocks would gain nothing behind a kernel that leaves no room even for that.
+#[test]
+fn a_fused_call_has_fewer_blocks_only_where_they_make_it_a_link() {
+    in_child("a_fused_call_has_fewer_blocks_only_where_they_make_it_a_link", &[KERNELS], || {
+        let rows = Rows { rows: 16, width: 7168, dtype: DType::BF16, seed: 1 };
+        let large = case(DType::BF16, Op::Sum, 30 * 512 * 8, 1);
+        let config = settled(Protocol::Sentinel);
+        let bits = rows.expected(N, &config).unwrap();
+        on_ranks(Communicator::create_local(N, &config).unwrap(), |comm| {
+            let plain = Rank::new(&comm, 0, large.bytes()).unwrap();
+            let rank = RowsRank::new(&comm, 0, rows.rows * rows.width * 2).unwrap();
+            for (before, first, fused, chained) in [
+                (large, (30, 512), [(32, 480), (16, 448), (16, 448)], false),
+                (MIDDLE, LINKED, [(16, 448); 3], true),
+            ] {
+                plain.fill(&before).unwrap();
+                rank.fill(&rows).unwrap();
+                let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
+                plain.call_on(&rank.stream, &before, None).unwrap();
+                (0..3).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
+                let exec = capture.end().unwrap().instantiate().unwrap();
+                let nodes = graph();
+                assert_eq!(shapes(&nodes), [[first].as_slice(), &fused].concat());
+                assert!(most_at_once(&nodes) <= SHARE, "{nodes:?}");
+                assert_eq!(is_chain(&nodes, 4), chained, "{nodes:?}");
+                assert!(nodes[3].early, "the last two are a pair");
+                exec.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
+                rank.stream.synchronize().unwrap();
+                differs(&rank.results(&rows, Form::Apart).unwrap(), &bits, &rows, "replay")
+                    .unwrap();
+            }
         });
     });
 }

@@ -19,7 +19,7 @@ use peerlane::comm::{group_end, group_start, Communicator, Config};
 use peerlane::device::cuda::{Capture, CaptureMode, GraphExec};
 use peerlane::schedule::{self, Islands};
 use peerlane::{Algorithm, DType, Direction, Error, Protocol};
-use rows::{differs, Form, Rows, RowsRank};
+use rows::{differs, Form, Rows, RowsRank, SPECIAL};
 use std::sync::Barrier;
 
 const WAYS: [(Protocol, Direction); 4] = [
@@ -114,6 +114,40 @@ fn every_schedule_and_protocol_gives_the_bits_of_the_cpu_eager_and_replayed() {
             nothing_is_left();
         },
     );
+}
+
+/// NaNs, infinities, subnormals, zeros of both signs and ties, also by the short path of one phase and of two.
+#[test]
+fn special_values_give_the_bits_of_the_cpu() {
+    in_child("special_values_give_the_bits_of_the_cpu", &[KERNELS], || {
+        for dtype in [DType::BF16, DType::F16] {
+            let call = call(3, 264, dtype, SPECIAL);
+            for n in [1, 2, 3, 8] {
+                let expected = call.expected(n, &config(n)).unwrap();
+                let [normed, residual_out] = &expected;
+                assert!(normed != residual_out && !is_nan(&expected));
+                for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+                    for protocol in [Protocol::Ll, Protocol::Sentinel] {
+                        let config = Config {
+                            algorithm: Some(algorithm),
+                            protocol: Some(protocol),
+                            ..config(n)
+                        };
+                        on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
+                            let rank = RowsRank::new(&comm, 0, call.bytes()).unwrap();
+                            rank.fill(&call).unwrap();
+                            rank.call(&call, Form::Apart, true).unwrap();
+                            rank.stream.synchronize().unwrap();
+                            assert_eq!(comm.error(), None);
+                            let got = rank.results(&call, Form::Apart).unwrap();
+                            let said = format!("n {n} {algorithm} {protocol}");
+                            differs(&got, &expected, &call, &said).unwrap();
+                        });
+                    }
+                }
+            }
+        }
+    });
 }
 
 #[test]

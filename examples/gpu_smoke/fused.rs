@@ -1,7 +1,7 @@
 //! The fused operation on a GPU, eager and in graphs, over every schedule and protocol, and its unfused twin.
 
 use crate::check;
-use crate::rows::{differs, Form, Rows, RowsRank};
+use crate::rows::{differs, Form, Rows, RowsRank, SPECIAL};
 use crate::support::on_ranks;
 use crate::virtual_ranks::{config, WAYS};
 use peerlane::comm::{Communicator, Config};
@@ -15,13 +15,17 @@ const CALLS: usize = 3;
 const REPLAYS: usize = 5;
 
 /// Rows of a model, of a few packs, and of one pack, which is fewer than there are pieces; more rows than blocks, and than
-/// a step has flags; rows that no thread holds in registers.
+/// a step has flags; rows that no thread holds in registers; rows of an odd number of packs that are few enough for the
+/// short path; and values that arithmetic treats in its own way.
 fn calls() -> Vec<Rows> {
     let mut calls = Vec::new();
     for dtype in [DType::BF16, DType::F16] {
-        for (rows, width) in [(1, 7168), (8, 7168), (33, 264), (700, 8), (3, 10_240)] {
+        for (rows, width) in
+            [(1, 7168), (8, 7168), (33, 264), (700, 8), (3, 10_240), (2, 264), (3, 8)]
+        {
             calls.push(Rows { rows, width, dtype, seed: calls.len() as u64 });
         }
+        calls.push(Rows { rows: 3, width: 264, dtype, seed: SPECIAL });
     }
     calls
 }

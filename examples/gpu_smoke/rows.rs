@@ -31,6 +31,94 @@ const WEIGHT_BIAS: f32 = 1.0;
 const RESIDUAL: usize = 100;
 const GAMMA: usize = 101;
 
+/// The seed of rows of the values that arithmetic treats in its own way.
+pub const SPECIAL: u64 = u64::MAX;
+
+/// Of a 16-bit float, as bits.
+struct Specials {
+    one: u16,
+    infinity: u16,
+    /// A signalling one, with a payload.
+    nan: u16,
+    largest: u16,
+    /// Half of the last digit of `largest`: their sum is a tie, and rounds to infinity.
+    half_a_digit: u16,
+    largest_subnormal: u16,
+}
+
+const SIGN: u16 = 0x8000;
+/// The NaN of all bits, two of which are a word that no slot may have as data.
+const ALL_BITS: u16 = 0xffff;
+
+impl Specials {
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::BF16 => Specials {
+                one: 0x3f80,
+                infinity: 0x7f80,
+                nan: 0x7f81,
+                largest: 0x7f7f,
+                half_a_digit: 0x7b00,
+                largest_subnormal: 0x007f,
+            },
+            _ => Specials {
+                one: 0x3c00,
+                infinity: 0x7c00,
+                nan: 0x7c01,
+                largest: 0x7bff,
+                half_a_digit: 0x4c00,
+                largest_subnormal: 0x03ff,
+            },
+        }
+    }
+
+    /// What the first rank, the second one and the residual bring to a column; the other ranks bring -0. Each kind of row can
+    /// be told by its norm: one with a NaN or an infinity has no other.
+    fn column(&self, row: usize, column: usize) -> [u16; 3] {
+        let Specials { one, infinity, nan, largest, half_a_digit, largest_subnormal } = *self;
+        let all = match row % 3 {
+            0 => [
+                [ALL_BITS, ALL_BITS, one],
+                [ALL_BITS, ALL_BITS, ALL_BITS],
+                [nan, one, one],
+                [one, nan | SIGN, one],
+                [one, one, nan],
+                [infinity, one, one],
+                [infinity, infinity | SIGN, one],
+                [infinity | SIGN, one, infinity],
+            ],
+            1 => [
+                [largest, half_a_digit, 0],
+                [largest | SIGN, half_a_digit | SIGN, 0],
+                [largest, 0, half_a_digit],
+                [largest, half_a_digit - 1, SIGN],
+                [largest, largest, largest | SIGN],
+                [largest, largest | SIGN, SIGN],
+                [one, one, one],
+                [SIGN, SIGN, SIGN],
+            ],
+            _ => [
+                [1, 1, 1],
+                [1, 1 | SIGN, SIGN],
+                [largest_subnormal, 1, SIGN],
+                [largest_subnormal | SIGN, 0, 1],
+                [SIGN, SIGN, SIGN],
+                [0, SIGN, SIGN],
+                [SIGN, SIGN, 0],
+                [largest_subnormal + 1, 1 | SIGN, 0],
+            ],
+        };
+        all[column % all.len()]
+    }
+
+    /// Mostly 1, so that the kinds above are seen.
+    fn gamma(&self, column: usize) -> u16 {
+        let some = [self.nan, ALL_BITS, self.infinity, 1, SIGN, self.largest];
+        // By another period than theirs.
+        some.get(column % 37).copied().unwrap_or(self.one)
+    }
+}
+
 impl Rows {
     pub fn bytes(&self) -> usize {
         self.rows * self.width * self.dtype.size()
@@ -43,7 +131,27 @@ impl Rows {
     /// Input, residual and gamma of a rank.
     fn operands(&self, rank: usize) -> [Vec<u8>; 3] {
         let count = self.rows * self.width;
+        if self.seed == SPECIAL {
+            return self.special_operands(rank);
+        }
         [self.data(rank, count), self.data(RESIDUAL, count), self.data(GAMMA, self.width)]
+    }
+
+    fn special_operands(&self, rank: usize) -> [Vec<u8>; 3] {
+        let specials = Specials::of(self.dtype);
+        let element = |at: usize| specials.column(at / self.width, at % self.width);
+        let all = || (0..self.rows * self.width).map(element);
+        let bytes =
+            |words: &mut dyn Iterator<Item = u16>| words.flat_map(u16::to_le_bytes).collect();
+        [
+            bytes(&mut all().map(|[first, second, _]| match rank {
+                0 => first,
+                1 => second,
+                _ => SIGN,
+            })),
+            bytes(&mut all().map(|[.., residual]| residual)),
+            bytes(&mut (0..self.width).map(|column| specials.gamma(column))),
+        ]
     }
 
     fn arguments(&self, [input, residual, gamma, normed, residual_out]: [u64; 5]) -> AddRmsNorm {

@@ -593,11 +593,11 @@ impl Verdict {
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
 
-/// The step for the kernel with unrolled loops, or nothing where there is none for it. Mostly: ranks that walk their tables
-/// must understand the others.
 /// Groups of threads in a block that has a row by the short path: what the back end's ROW_PACKS leaves of a fan of 8.
 const ROW_GROUPS: u64 = 2;
 
+/// The step for the kernel with unrolled loops, or nothing where there is none for it. Mostly: ranks that walk their tables
+/// must understand the others.
 fn unrolled(
     args: &pl_args,
     step: &Step,

@@ -141,6 +141,8 @@ struct Last {
     /// What it takes as one of a pair, whatever it was recorded with.
     linked: Shape,
     grid: Grid,
+    /// Blocks that the same call would take right behind it.
+    again: u32,
 }
 
 pub(super) struct Chain {
@@ -235,10 +237,18 @@ pub(super) struct Queue<'a> {
 }
 
 impl Queue<'_> {
-    /// Whether the next launch comes right behind a captured kernel of ours, and may be chained to it if both fit. For kernels
-    /// with one shape alone; others have two, of which [`launch`](Self::launch) takes the one that it can.
-    pub fn follows_ours(&self) -> bool {
-        self.chain.room.is_some() && self.chain.before(self.stream).is_some()
+    /// Whether a launch of this shape has its place in a chain: right behind a captured kernel of ours, beside which there is room
+    /// for it. Beside one that has more blocks only because nothing of ours came before it, there is none; but then those behind
+    /// this launch are to find room, so it is as if there were. For kernels with one shape alone; others have two, of which
+    /// [`launch`](Self::launch) takes the one that it can.
+    pub fn has_a_link<A: Copy>(&mut self, kernel: &Function<A>, shape: Shape) -> bool {
+        let (Some(room), Some(last)) = (self.chain.room, self.chain.before(self.stream)) else {
+            return false;
+        };
+        let grid = self.chain.grid(kernel, shape);
+        let beside = Grid { blocks: last.grid.blocks.min(last.again), ..last.grid };
+        kernel.ptx_version() >= FIRST_PTX_VERSION
+            && room.holds((beside, last.channel), (grid, self.channel))
     }
 
     /// Queues a copy on the device, or records it.
@@ -296,7 +306,8 @@ impl Queue<'_> {
         // The kernel has taken the place of all that the stream stood at: if that is one node, it is the kernel's.
         if let Some((CapturedGraph { id: capture, .. }, Some(node))) = chain.now {
             if chain.recorded.remember(node, kernel, &shape, args) {
-                chain.last = Some(Last { capture, node, stream, channel, linked, grid });
+                let again = shapes.again.blocks;
+                chain.last = Some(Last { capture, node, stream, channel, linked, grid, again });
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ const THREADS: [u32; 4] = [64, FEW_THREADS, FEWER_THREADS, SMALL_THREADS];
 /// Most threads of a block that norms rows: ROW_THREADS of cuda/kernels.cu.
 pub(super) const ROW_THREADS: u32 = 512;
 /// Threads of a short row's block that have no packs, see cuda/straight_rows.cuh. Where threads are pinned there may be none.
-const SPARE_WARP: u64 = 32;
+const SPARE_WARP: u32 = 32;
 /// The same of the largest: LARGEST_ROW_THREADS there.
 pub(super) const LARGEST_ROW_THREADS: u32 = 384;
 /// The same of kernels that need few registers, and of those that need more: SMALL_THREADS and THREADS there.
@@ -56,11 +56,13 @@ pub(super) struct Shapes {
     /// As one of a chained pair (chain.rs): with fewer and larger blocks, so that both fit the channel's share. What else a
     /// kernel is told about the step is the same for both.
     pub linked: Shape,
+    /// What the same call would take right behind this one.
+    pub again: Shape,
 }
 
 impl From<Shape> for Shapes {
     fn from(shape: Shape) -> Self {
-        Shapes { usual: shape, linked: shape }
+        Shapes { usual: shape, linked: shape, again: shape }
     }
 }
 
@@ -68,7 +70,8 @@ impl Shapes {
     /// For kernels of at most so many threads a block.
     pub fn with_at_most(self, threads: u32) -> Self {
         let fewer = |shape: Shape| Shape { threads: shape.threads.min(threads), ..shape };
-        Shapes { usual: fewer(self.usual), linked: fewer(self.linked) }
+        let [usual, linked, again] = [self.usual, self.linked, self.again].map(fewer);
+        Shapes { usual, linked, again }
     }
 }
 
@@ -78,6 +81,13 @@ pub(super) struct Spread {
     pub blocks: u32,
     pub threads: u32,
     pub units: RowUnits,
+}
+
+impl Spread {
+    /// Of the launch. Chunks are no matter to these kernels.
+    pub fn shape(&self) -> Shape {
+        Shape { blocks: self.blocks, threads: self.threads, chunk_packs: 1 }
+    }
 }
 
 impl ShapeRule {
@@ -143,7 +153,7 @@ impl ShapeRule {
         let mut usual = shape(smallest(most));
         if protocol != Protocol::Flagged {
             let linked = smallest(half).map_or(usual, |threads| shape(Some(threads)));
-            return Shapes { usual, linked };
+            return Shapes { usual, linked, again: linked };
         }
         let coarse = longest.div_ceil(u64::from(usual.blocks) * CHUNKS_IN_FLIGHT);
         let least = coarse.max(longest.div_ceil(geometry.flag_chunks.max(1).into()));
@@ -188,24 +198,37 @@ impl ShapeRule {
         if rows == 0 || rows > most || longest == 0 {
             return None;
         }
-        let each = (most / rows).min(longest.div_ceil(FEW_THREADS.into()));
-        let (block, threads) = match whole {
-            Some(threads) => (longest, threads),
-            // Whole warps, since their accesses are.
-            None => {
-                let block = longest.div_ceil(each).next_multiple_of(32);
-                (block, block.max(FEW_THREADS.into()))
-            }
-        };
-        let each = longest.div_ceil(block);
-        let fits = threads <= u64::from(self.threads.unwrap_or(ROW_THREADS).min(ROW_THREADS));
-        let spare = if whole.is_some() { 0 } else { SPARE_WARP };
-        let threads = self.threads.map_or(threads + spare, u64::from);
-        fits.then(|| Spread {
-            blocks: (rows * each + u64::from(self.spare)).min(self.most_blocks.into()) as u32,
-            threads: threads as u32,
-            units: RowUnits { block, row: each * block, straight: true },
-        })
+        match whole {
+            None => self.parts_of_rows(rows, longest, most / rows),
+            Some(threads) => self.whole_rows(rows, longest, u32::try_from(threads).ok()?),
+        }
+    }
+
+    /// One phase, where there are blocks for so many parts of each row. Beside the threads for packs there is a warp to spare, or
+    /// what pinned threads leave for one.
+    fn parts_of_rows(&self, rows: u64, longest: u64, most_parts: u64) -> Option<Spread> {
+        let parts = most_parts.min(longest.div_ceil(FEW_THREADS.into()));
+        // Whole warps, since their accesses are.
+        let block = longest.div_ceil(parts).next_multiple_of(32);
+        let busy = u32::try_from(block).ok()?.max(FEW_THREADS);
+        let most = ROW_THREADS + SPARE_WARP;
+        let threads = self.threads.map_or(busy + SPARE_WARP, |pinned| pinned.min(most));
+        let fits = busy <= threads.min(ROW_THREADS);
+        fits.then(|| self.straight(rows, block, longest.div_ceil(block), threads))
+    }
+
+    /// Two phases. What pack a thread has follows from the threads that there must be, so here nobody pins them.
+    fn whole_rows(&self, rows: u64, longest: u64, threads: u32) -> Option<Spread> {
+        (threads <= ROW_THREADS).then(|| self.straight(rows, longest, 1, threads))
+    }
+
+    fn straight(&self, rows: u64, block: u64, parts: u64, threads: u32) -> Spread {
+        let blocks = rows * parts + u64::from(self.spare);
+        Spread {
+            blocks: blocks.min(self.most_blocks.into()) as u32,
+            threads,
+            units: RowUnits { block, row: parts * block, straight: true },
+        }
     }
 
     /// For a fused step of `rows` rows that walks its table, each of which is one block's: its norm needs all of it.
@@ -280,7 +303,7 @@ mod tests {
     #[test]
     fn a_link_has_half_of_the_blocks_if_more_threads_make_it_do() {
         let both = |packs| {
-            let Shapes { usual, linked } = step(captured(1), Protocol::Sentinel, packs);
+            let Shapes { usual, linked, .. } = step(captured(1), Protocol::Sentinel, packs);
             [usual, linked]
         };
         assert_eq!(both(896), [shape(7, 128), shape(7, 128)]);
@@ -301,7 +324,7 @@ mod tests {
             {
                 for rule in [rule, rule.with_spare_block()] {
                     for packs in (1..99).chain([500, 1000, 5000, 9999, 20000, 1 << 20]) {
-                        let Shapes { usual, linked } = two_phases(rule, 2 * packs);
+                        let Shapes { usual, linked, .. } = two_phases(rule, 2 * packs);
                         // Whether there is a thread for each pack of a piece: then the short path is taken.
                         let enough = |s: Shape| u64::from(s.blocks) * u64::from(s.threads) >= packs;
                         assert_eq!(enough(usual), enough(linked), "{rule:?} {packs}");
@@ -328,7 +351,7 @@ mod tests {
     fn where_fences_are_needed_a_block_is_free_for_them() {
         let rule = captured(1).with_spare_block();
         let blocks = |packs| {
-            let Shapes { usual, linked } = step(rule, Protocol::Sentinel, packs);
+            let Shapes { usual, linked, .. } = step(rule, Protocol::Sentinel, packs);
             [usual.blocks, linked.blocks]
         };
         assert_eq!(blocks(896), [8, 8]);
@@ -372,27 +395,68 @@ mod tests {
         assert_eq!(spread(pinned, 3, 896, 512), (1, 64, 3 * 896));
     }
 
+    const LONGEST: [u64; 13] = [1, 2, 7, 33, 112, 128, 129, 360, 640, 887, 896, 1024, 2048];
+
+    /// Of all sizes, and what they are as the second of a pair.
+    fn rules(threads: Option<u32>) -> impl Iterator<Item = ShapeRule> {
+        [1, 2, 3, 4, 8, 28, 64, 256].into_iter().flat_map(move |most_blocks| {
+            [0, 1].into_iter().flat_map(move |spare| {
+                let rule = ShapeRule { most_blocks, pinned: false, threads, spare };
+                let link = rule.for_a_link();
+                assert!(link.most_blocks <= (most_blocks / 2).max(1), "{link:?}");
+                [rule, link]
+            })
+        })
+    }
+
     #[test]
     fn every_unit_has_a_block_and_blocks_are_no_more_than_the_rule_says() {
-        for most_blocks in [1, 2, 3, 4, 8, 28, 64, 256] {
-            for spare in [0, 1] {
-                let rule = ShapeRule { most_blocks, pinned: false, threads: None, spare };
-                for rows in (1..40).chain([73, 1000]) {
-                    for longest in [1, 2, 7, 33, 112, 128, 129, 360, 640, 887, 896, 1024, 2048] {
-                        for most in [256, 512] {
-                            let s = rule.spread(rows, longest, most, rows % 2 == 0);
-                            let said = format!("{rule:?} {rows} {longest} {s:?}");
-                            assert!(s.blocks <= most_blocks && s.blocks > 0, "{said}");
-                            assert!(
-                                u64::from(s.blocks) * s.units.block >= rows * longest,
-                                "{said}"
-                            );
-                            assert!(s.threads <= most && s.threads.is_multiple_of(32), "{said}");
-                        }
+        for rule in rules(None) {
+            for rows in (1..40).chain([73, 1000]) {
+                for longest in LONGEST {
+                    for most in [256, 512] {
+                        let s = rule.spread(rows, longest, most, rows % 2 == 0);
+                        let said = format!("{rule:?} {rows} {longest} {s:?}");
+                        assert!(s.blocks <= rule.most_blocks && s.blocks > 0, "{said}");
+                        assert!(u64::from(s.blocks) * s.units.block >= rows * longest, "{said}");
+                        assert!(s.threads <= most && s.threads.is_multiple_of(32), "{said}");
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn on_the_short_path_every_unit_has_a_thread_besides() {
+        let pins = [None, Some(64), Some(128), Some(288), Some(512), Some(1024)];
+        let mut found = 0;
+        for rule in pins.into_iter().flat_map(rules) {
+            for rows in (1..40).chain([73, 1000]) {
+                for longest in LONGEST {
+                    let whole = short_row(7, longest * 8, longest);
+                    for whole in [None, whole.or(Some(512)).filter(|most| longest <= *most)] {
+                        let Some(s) = rule.spread_straight(rows, longest, whole) else { continue };
+                        let said = format!("{rule:?} {rows} {longest} {whole:?} {s:?}");
+                        let parts = s.units.row / s.units.block;
+                        let needed = rows * parts + u64::from(rule.spare.min(rule.most_blocks - 1));
+                        assert!(s.blocks <= rule.most_blocks, "{said}");
+                        assert_eq!(u64::from(s.blocks), needed, "{said}");
+                        assert!(s.units.row >= longest && s.units.row == parts * s.units.block);
+                        let busy = u32::try_from(s.units.block).unwrap();
+                        let threads = s.threads;
+                        assert!(threads >= busy && threads.is_multiple_of(32), "{said}");
+                        match whole {
+                            Some(whole) => {
+                                assert_eq!((threads.into(), parts), (whole, 1), "{said}")
+                            }
+                            None => assert!((FEW_THREADS..=544).contains(&threads), "{said}"),
+                        }
+                        found += 1;
+                    }
+                }
+            }
+        }
+        assert!(found > 1000, "{found}");
     }
 
     #[test]
@@ -402,7 +466,7 @@ mod tests {
             assert!(s.units.straight && s.units.row.is_multiple_of(s.units.block));
             Some((s.blocks, s.threads, s.units.block, s.units.row))
         };
-        let sixteen = ShapeRule::new(132, 8, Some(16), None);
+        let sixteen = ShapeRule::new(8, Some(16), None);
         assert_eq!(short(sixteen, 1, 896, None), Some((7, 160, 128, 896)));
         assert_eq!(short(sixteen, 2, 896, None), Some((14, 160, 128, 896)));
         assert_eq!(short(sixteen, 3, 896, None), Some((15, 224, 192, 960)));
@@ -421,9 +485,24 @@ mod tests {
         let spare = sixteen.with_spare_block();
         assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 512, 112, 112)));
         assert_eq!(short(spare, 16, 112, Some(512)), None, "no block is left for fences");
-        let pinned = ShapeRule::new(132, 8, Some(16), Some(256));
-        assert_eq!(short(pinned, 2, 896, None), Some((14, 256, 128, 896)));
-        assert_eq!(short(pinned, 2, 112, Some(512)), None);
+        let pinned = |threads| ShapeRule::new(8, Some(16), Some(threads));
+        assert_eq!(short(pinned(256), 2, 896, None), Some((14, 256, 128, 896)));
+        assert_eq!(short(pinned(256), 8, 896, None), None, "448 units");
+        assert_eq!(short(pinned(64), 1, 1, None), None, "a row's lanes have 128 threads");
+        assert_eq!(short(pinned(512), 8, 896, None), Some((16, 512, 448, 896)));
+        assert_eq!(
+            short(pinned(1024), 8, 896, None),
+            Some((16, 544, 448, 896)),
+            "the kernel's most"
+        );
+        for threads in [64, 288, 512, 1024] {
+            let whole = short(pinned(threads), 2, 112, Some(256));
+            assert_eq!(
+                whole,
+                Some((2, 256, 112, 112)),
+                "which is what the kernel takes, {threads}"
+            );
+        }
     }
 
     #[test]

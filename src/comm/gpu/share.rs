@@ -75,7 +75,15 @@ mod tests {
                     let shapes = rule.shape(&table, &geometry, protocol, packs, SMALL_THREADS);
                     blocks.extend([shapes.usual.blocks, shapes.linked.blocks]);
                 }
-                blocks.extend([rule.rows(1000).blocks, rule.spread(64, 896, 512, false).blocks]);
+                blocks.push(rule.rows(1000).blocks);
+                for rule in [rule, rule.for_a_link()] {
+                    blocks.push(rule.spread(64, 896, 512, false).blocks);
+                    // Rows by the short path, a block or several for each.
+                    for (longest, whole) in [(896, None), (112, Some(256))] {
+                        let short = |rows| rule.spread_straight(rows, longest, whole);
+                        blocks.extend((1..70).filter_map(short).map(|spread| spread.blocks));
+                    }
+                }
             }
             blocks.sort_unstable();
             blocks.dedup();

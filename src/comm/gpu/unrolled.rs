@@ -2,7 +2,9 @@
 
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels};
-use super::shape::{ShapeRule, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS};
+use super::shape::{
+    ShapeRule, Shapes, Spread, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
+};
 use crate::comm::call::Call;
 use crate::error::{Error, Result};
 use crate::lane::{short_row, Fan, Unrolled};
@@ -135,36 +137,38 @@ unsafe fn launch<F: HasKernels>(
             (shapes, args)
         }
         rows => {
-            // The kernel is told how rows are spread, so it cannot be recorded anew with another shape: the first of a chain
-            // keeps all its blocks. If they leave no room for the second, these two are not chained, and those behind are.
-            let rule = if queue.follows_ours() { rule.for_a_link() } else { *rule };
-            let mut shape = rule.rows(rows);
             let short_kernel =
                 if protocol == Protocol::Sentinel { kernels.rows(dtype, phases) } else { None };
             let packs = pack(step.width);
             let plain = plain && short_kernel.is_some();
-            let spread = form.lay_out_rows(table, packs, rows, plain, |longest, short| {
-                let by_short_path = || {
+            let mut shapes = rule.rows(rows).into();
+            let laid_out = form.lay_out_rows(table, packs, rows, plain, |longest, short| {
+                let by_short_path = |rule: &ShapeRule| {
                     let whole = match phases {
                         1 => None,
                         _ => Some(short_row(F::K, packs, longest)?),
                     };
                     rule.spread_straight(rows, longest, whole)
                 };
-                let spread = match short {
-                    true => by_short_path(),
-                    false => None,
+                let by = |rule: &ShapeRule| {
+                    let spread = if short { by_short_path(rule) } else { None };
+                    spread.unwrap_or_else(|| rule.spread(rows, longest, most_threads, phases > 1))
                 };
-                let spread =
-                    spread.unwrap_or_else(|| rule.spread(rows, longest, most_threads, phases > 1));
-                (shape.blocks, shape.threads) = (spread.blocks, spread.threads);
+                // The kernel is told how rows are spread, so it cannot be recorded anew with another shape: the first of a
+                // chain keeps all its blocks. If they leave no room for the second, these two are not chained, and those
+                // behind are.
+                let (all, link) = (by(rule), by(&rule.for_a_link()));
+                let of = |spread: &Spread| match short_kernel {
+                    Some(short_kernel) if spread.units.straight => short_kernel,
+                    _ => kernel,
+                };
+                let spread = if queue.has_a_link(of(&link), link.shape()) { link } else { all };
+                kernel = of(&spread);
+                shapes = Shapes { again: link.shape(), ..spread.shape().into() };
                 spread.units
             });
-            let Some(args) = spread else { return Ok(false) };
-            if *args.head().straight != 0 {
-                kernel = short_kernel.unwrap_or(kernel);
-            }
-            (shape.into(), args)
+            let Some(args) = laid_out else { return Ok(false) };
+            (shapes, args)
         }
     };
     *args.step() = *step;
