@@ -364,11 +364,10 @@ PL_FN uint64_t now_ns() {
   return t;
 }
 PL_FN void pause(uint32_t) {}
-// A quarter of a microsecond: of 300 to 600 cycles any number did.
-PL_FN void linger() {
+PL_FN void linger(uint32_t cycles) {
   const uint32_t begun = uint32_t(clock64());
   PL_ROLL
-  while (uint32_t(clock64()) - begun < 450) {
+  while (uint32_t(clock64()) - begun < cycles) {
   }
 }
 // %gridid is unique per launch, replays included; an argument would repeat in a graph that is instantiated twice.
@@ -732,7 +731,7 @@ PL_FN void pause(uint32_t yield) {
   __asm__ volatile("yield");
 #endif
 }
-PL_FN void linger() {}
+PL_FN void linger(uint32_t) {}
 PL_FN uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 PL_FN uint32_t in_register(uint32_t x) { return x; }

@@ -162,7 +162,7 @@ struct Straight {
   PL_FN void land() {
     if constexpr (Words::REMEMBERS) {
       land_rearmed_once(s, rearming);
-      if (u.widest <= Words::LINGER_PACKS) dev::linger();
+      if (u.widest <= Words::LINGER_PACKS) dev::linger(Words::linger_cycles(u.widest));
     } else {
       land_rearmed(s);
     }

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 /// Default slab of the CPU device: with one channel, 4 MiB for each half of the bulk protocol.
 const CPU_SLAB: u64 = 16 << 20;
-/// Default slab of a GPU: with four channels, 1 MiB for each half of the word protocols and 2 MiB for each of the bulk one.
+/// Default slab of a GPU: with four channels, 1 MiB for each half of the word protocols and 2 MiB for each of the bulk one (in host
+/// memory less: `Layout::region`).
 const CUDA_SLAB: u64 = 32 << 20;
 const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 

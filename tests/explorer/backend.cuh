@@ -237,7 +237,7 @@ inline void count_out(uint64_t* turn, uint64_t v) {
 
 inline uint64_t now_ns() { return world->clock(); }
 inline void pause(uint32_t) { world->failed_poll(); }
-inline void linger() {}
+inline void linger(uint32_t) {}
 inline uint64_t launch_id(const pl_step& a) { return a.launch; }
 
 // No 16-bit float but bfloat16 is explored: the rest of F16 is the same code.
