@@ -22,6 +22,11 @@ PL_FAN(7)
 PL_FAN(15)
 #undef PL_FAN
 
+// What a step needs first of its arguments is one line: they are fetched anew for every launch, line by line. On GPUs
+// of 9.0 they begin at 0x210.
+constexpr uint64_t line_of(uint64_t offset) { return (0x210 + offset) / 64; }
+static_assert(line_of(offsetof(pl_step, state)) == line_of(offsetof(pl_unrolled_1, widest)), "one line");
+
 // Leaves of the complete tree that no rank fills hold -0, which added to any number leaves it as it is.
 template <class D>
 constexpr PL_FN uint32_t negative_zero() {

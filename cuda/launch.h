@@ -199,6 +199,7 @@ typedef struct {
    * words sent, by phase, send and buffer; NULL: the step goes by another protocol. */
   uint64_t seen_shift;
   void* sent;
+  uint64_t unused[6]; /* so that `state` to pl_unrolled_*.widest share a line of 64 bytes, see cuda/fan.cuh */
   pl_geometry geo;
   pl_state* state;
   pl_channel* channel;

@@ -347,6 +347,7 @@ pub struct pl_step {
     pub squares_half_bytes: u64,
     pub seen_shift: u64,
     pub sent: *mut ::std::os::raw::c_void,
+    pub unused: [u64; 6usize],
     pub geo: pl_geometry,
     pub state: *mut pl_state,
     pub channel: *mut pl_channel,
@@ -357,7 +358,7 @@ pub struct pl_step {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 440usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 488usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
     ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 0usize];
     ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 128usize];
@@ -398,15 +399,16 @@ const _: () = {
     ["Offset of field: pl_step::seen_shift"]
         [::std::mem::offset_of!(pl_step, seen_shift) - 304usize];
     ["Offset of field: pl_step::sent"][::std::mem::offset_of!(pl_step, sent) - 312usize];
-    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 320usize];
-    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 400usize];
-    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 408usize];
-    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 416usize];
-    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 424usize];
+    ["Offset of field: pl_step::unused"][::std::mem::offset_of!(pl_step, unused) - 320usize];
+    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 368usize];
+    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 448usize];
+    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 456usize];
+    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 464usize];
+    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 472usize];
     ["Offset of field: pl_step::host_staged"]
-        [::std::mem::offset_of!(pl_step, host_staged) - 432usize];
+        [::std::mem::offset_of!(pl_step, host_staged) - 480usize];
     ["Offset of field: pl_step::dependents"]
-        [::std::mem::offset_of!(pl_step, dependents) - 436usize];
+        [::std::mem::offset_of!(pl_step, dependents) - 484usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -416,10 +418,10 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2592usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2640usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 440usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 488usize];
 };
 pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
 pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
@@ -484,23 +486,23 @@ pub struct pl_unrolled_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 592usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 640usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
-        [::std::mem::offset_of!(pl_unrolled_1, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 488usize];
     ["Offset of field: pl_unrolled_1::straight"]
-        [::std::mem::offset_of!(pl_unrolled_1, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_1, straight) - 490usize];
     ["Offset of field: pl_unrolled_1::widest"]
-        [::std::mem::offset_of!(pl_unrolled_1, widest) - 444usize];
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 492usize];
     ["Offset of field: pl_unrolled_1::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 448usize];
+        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 496usize];
     ["Offset of field: pl_unrolled_1::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 500usize];
     ["Offset of field: pl_unrolled_1::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 504usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 464usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 512usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -561,23 +563,23 @@ pub struct pl_unrolled_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 736usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 784usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
-        [::std::mem::offset_of!(pl_unrolled_3, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 488usize];
     ["Offset of field: pl_unrolled_3::straight"]
-        [::std::mem::offset_of!(pl_unrolled_3, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_3, straight) - 490usize];
     ["Offset of field: pl_unrolled_3::widest"]
-        [::std::mem::offset_of!(pl_unrolled_3, widest) - 444usize];
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 492usize];
     ["Offset of field: pl_unrolled_3::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 448usize];
+        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 496usize];
     ["Offset of field: pl_unrolled_3::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 500usize];
     ["Offset of field: pl_unrolled_3::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 504usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 464usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 512usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -638,23 +640,23 @@ pub struct pl_unrolled_7 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 992usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 1040usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
-        [::std::mem::offset_of!(pl_unrolled_7, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 488usize];
     ["Offset of field: pl_unrolled_7::straight"]
-        [::std::mem::offset_of!(pl_unrolled_7, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_7, straight) - 490usize];
     ["Offset of field: pl_unrolled_7::widest"]
-        [::std::mem::offset_of!(pl_unrolled_7, widest) - 444usize];
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 492usize];
     ["Offset of field: pl_unrolled_7::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 448usize];
+        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 496usize];
     ["Offset of field: pl_unrolled_7::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 500usize];
     ["Offset of field: pl_unrolled_7::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 504usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 464usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 512usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -715,24 +717,24 @@ pub struct pl_unrolled_15 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1520usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1568usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
-        [::std::mem::offset_of!(pl_unrolled_15, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 488usize];
     ["Offset of field: pl_unrolled_15::straight"]
-        [::std::mem::offset_of!(pl_unrolled_15, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_15, straight) - 490usize];
     ["Offset of field: pl_unrolled_15::widest"]
-        [::std::mem::offset_of!(pl_unrolled_15, widest) - 444usize];
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 492usize];
     ["Offset of field: pl_unrolled_15::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 448usize];
+        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 496usize];
     ["Offset of field: pl_unrolled_15::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 452usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 500usize];
     ["Offset of field: pl_unrolled_15::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 504usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 464usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 512usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -756,19 +758,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 512usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 560usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 440usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 448usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 488usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 496usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 456usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 464usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 472usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 480usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 488usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 496usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 500usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 504usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 508usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 504usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 512usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 520usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 528usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 536usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 544usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 548usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 552usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 556usize];
 };
