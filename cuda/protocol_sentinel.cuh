@@ -13,10 +13,10 @@
 //   data of step k+2. That write of step k+2 comes from a rank that has finished step k+1, so after this rank's step k:
 //   a re-arm can never erase it.
 // - Not so in host memory that other devices write: there re-arms travel as posted writes, which nothing orders with a
-//   peer's next write to the same word. So there are four buffers, and in every step, of any protocol, a block
-//   fences behind its first sends (land_rearmed in step.cuh): what was armed in step k has landed before this rank
-//   sends in step k+2. A peer writes those words again in step k+4, when it has finished step k+3, for which it needed
-//   what this rank sent in step k+3. (Three buffers would do; a power of two is a mask.)
+//   peer's next write to the same word. So there are four buffers, and in every step, of any protocol (but for steps by
+//   delta that follow one), a block fences behind its first sends (land_rearmed in step.cuh): what was armed in step k
+//   has landed before this rank sends in step k+2. A peer writes those words again in step k+4, when it has finished
+//   step k+3, for which it needed what this rank sent in step k+3. (Three buffers would do; a power of two is a mask.)
 // - A fold that only awaits polls without re-arming: the words stay for the fold that consumes them. A slot is consumed
 //   by one fold only; a second would wait for ever.
 #ifndef PEERLANE_PROTOCOL_SENTINEL_CUH
