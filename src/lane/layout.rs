@@ -261,7 +261,7 @@ mod tests {
             for (channels, staged) in (1..=4).flat_map(|c| [(c, false), (c, true)]) {
                 let layout = Layout::new(slab, channels).unwrap();
                 let layout = if channels % 2 == 0 { layout.with_rotation() } else { layout };
-                let layout = if channels % 3 == 0 {
+                let layout = if staged {
                     layout.with_late_rearms().with_deltas()
                 } else {
                     layout

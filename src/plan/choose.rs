@@ -169,7 +169,7 @@ mod tests {
             (Cpu, 8, "0-3,4-7", 14_336, DType::BF16, (TwoShot, Flagged, Pull)),
             (Gpu, 2, "0,1", 1 << 20, DType::BF16, (OneShot, Sentinel, Push)),
             (Gpu, 8, "0-7", 14_336, DType::BF16, (OneShot, Sentinel, Push)),
-            (Gpu, 8, "0-7", 57_344, DType::BF16, (OneShot, Sentinel, Push)),
+            (Gpu, 8, "0-7", 57_344, DType::BF16, (TwoShot, Sentinel, Push)),
             (Gpu, 8, "0-7", 114_688, DType::BF16, (TwoShot, Sentinel, Push)),
             (Gpu, 4, "0-3", 114_688, DType::BF16, (OneShot, Sentinel, Push)),
             (Gpu, 8, "0-3,4-7", 2048, DType::I32, (OneShot, Ll, Push)),
