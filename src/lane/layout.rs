@@ -261,11 +261,7 @@ mod tests {
             for (channels, staged) in (1..=4).flat_map(|c| [(c, false), (c, true)]) {
                 let layout = Layout::new(slab, channels).unwrap();
                 let layout = if channels % 2 == 0 { layout.with_rotation() } else { layout };
-                let layout = if staged {
-                    layout.with_late_rearms().with_deltas()
-                } else {
-                    layout
-                };
+                let layout = if staged { layout.with_late_rearms().with_deltas() } else { layout };
                 let mut spans = vec![(0, PAGE)];
                 for c in 0..channels {
                     let t = table(225, 225, &[0, 1], 1);
