@@ -7,7 +7,7 @@
 use super::chain::Queue;
 use super::shape::ShapeRule;
 use super::state::DeviceState;
-use super::unrolled::UnrolledArgs;
+use super::unrolled::{is_aligned, UnrolledArgs};
 use crate::comm::call::Call;
 use crate::comm::plans::Plan;
 use crate::device::cuda::DeviceMemory;
@@ -113,14 +113,11 @@ impl Aligned {
         step: &mut pl_step,
         queue: &mut Queue<'_>,
         bytes: usize,
-    ) -> Result<Option<Copy>> {
-        if [step.input.cast_mut(), step.output]
-            .iter()
-            .all(|at| (*at as usize).is_multiple_of(PACK_BYTES))
-        {
+    ) -> Result<Option<CopyBack>> {
+        if is_aligned(step.input as usize) && is_aligned(step.output as usize) {
             return Ok(None);
         }
-        let after = Copy { to: step.output as u64, from: self.output, bytes };
+        let after = CopyBack { to: step.output as u64, from: self.output, bytes };
         // SAFETY: the caller's promise for its input; no step has more bytes than there are here.
         unsafe { queue.copy(self.input, step.input as u64, bytes)? };
         (step.input, step.output) = (self.input as *const _, self.output as *mut _);
@@ -128,14 +125,14 @@ impl Aligned {
     }
 }
 
-/// A copy on the device.
-pub(super) struct Copy {
+/// The copy of a result to where the caller wants it.
+pub(super) struct CopyBack {
     to: u64,
     from: u64,
     bytes: usize,
 }
 
-impl Copy {
+impl CopyBack {
     /// # Safety
     /// As for the launch that it follows.
     pub unsafe fn queue(self, queue: &mut Queue<'_>) -> Result<()> {

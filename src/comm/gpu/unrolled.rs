@@ -1,7 +1,7 @@
 //! Launches of the kernels with unrolled loops: the hot schedules' usual path.
 
 use super::chain::Queue;
-use super::kernels::{HasKernels, Kernels};
+use super::kernels::{HasKernels, Kernels, MOST_DELTA};
 use super::shape::{
     ShapeRule, Shapes, Spread, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
 };
@@ -36,9 +36,10 @@ impl UnrolledArgs {
             Self::One(form) => (form.is_short(), pl_unrolled_1::K),
             Self::Three(form) => (form.is_short(), pl_unrolled_3::K),
             Self::Seven(form) => (form.is_short(), pl_unrolled_7::K),
-            Self::Fifteen(_) => return None,
+            Self::Fifteen(form) => (form.is_short(), pl_unrolled_15::K),
         };
-        short.then_some((k * usize::from(table.phases), delta_threads(k, table.phases)))
+        (short && k <= MOST_DELTA)
+            .then_some((k * usize::from(table.phases), delta_threads(k, table.phases)))
     }
 
     /// Launches a step; false if there is no such kernel for it.
@@ -76,18 +77,22 @@ fn delta_threads(k: usize, phases: u8) -> u32 {
     }
 }
 
+/// Whether packs may begin there.
+pub(super) fn is_aligned(at: usize) -> bool {
+    at.is_multiple_of(PACK_BYTES)
+}
+
 /// Whether a call is free of what these kernels have no code for: other operations, and edges inside a pack.
 pub(super) fn may_be_unrolled(call: &Call) -> bool {
-    let aligned = |at: usize| at.is_multiple_of(PACK_BYTES);
     matches!(call.op, Op::Sum | Op::Avg)
         && call.dtype.has_sentinel()
-        && aligned(call.count * call.dtype.size())
-        && aligned(call.input as usize)
-        && aligned(call.output as usize)
+        && is_aligned(call.count * call.dtype.size())
+        && is_aligned(call.input as usize)
+        && is_aligned(call.output as usize)
         && call.norm.as_ref().filter(|norm| norm.fused).is_none_or(|norm| {
             [norm.residual, norm.gamma, norm.residual_out.cast_const()]
                 .iter()
-                .all(|&at| aligned(at as usize))
+                .all(|&at| is_aligned(at as usize))
         })
 }
 
