@@ -12,12 +12,13 @@
 //   STRIP                  packs that one thread handles at once: 1 keeps them in registers, more lets loops vectorise
 //   tid threads block blocks   where this thread stands; on a CPU constants, so that strided loops fold away
 //   post_*, poll_*         word stores to a slab and polls of one's own slab: relaxed, system scope, each word whole;
-//                          those that end in _if do so only if their first argument says so
+//                          those that end in _if do so only if their first argument is not 0
 //   Raw In Out             a strip of wire data, element access to it, and an output strip
 //   pack_load pack_store   whole packs of the caller's memory, aligned; those that end in _if as above
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
+//   need                   has a value worked out, where it is not used yet
 //   any_of                 the first so many of them, a multiple of WARP
 //   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
@@ -92,7 +93,7 @@ PL_FN void poll_4x32(const void* p, uint32_t* w) {
 }
 // The same where `on`; a poll that is not on leaves `w` as it is. A predicate instead of a branch: loads behind a
 // branch are not in flight together.
-PL_FN void poll_4x32_if(bool on, const void* p, uint32_t* w) {
+PL_FN void poll_4x32_if(uint32_t on, const void* p, uint32_t* w) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
@@ -114,7 +115,7 @@ PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return ((uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag)) == 0;
 }
-PL_FN void post_4x32_if(bool on, void* p, const uint32_t* w) {
+PL_FN void post_4x32_if(uint32_t on, void* p, const uint32_t* w) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(p)),
@@ -188,6 +189,12 @@ PL_FN uint64_t share(uint64_t v) {
   if (threadIdx.x == 0) word = v;
   __syncthreads();
   return word;
+}
+
+// Has `v` worked out here, though nobody uses it: the compiler would leave it out.
+PL_FN void need(uint64_t v) {
+  __shared__ uint64_t word;
+  asm volatile("st.shared.u64 [%0], %1;" ::"l"(__cvta_generic_to_shared(&word)), "l"(v) : "memory");
 }
 
 // The sum of what `use(k, i)` returns for every item i, to all threads, in an order that depends on their number alone:
@@ -281,7 +288,7 @@ PL_FN float2* pairs_of_squares() {
   __shared__ float2 squares[MOST_SQUARES / 2];
   return squares;
 }
-PL_FN void keep_square_if(bool on, uint32_t pack, float x) {
+PL_FN void keep_square_if(uint32_t on, uint32_t pack, float x) {
   const float* to = reinterpret_cast<const float*>(pairs_of_squares()) + pack;
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %2, 0;\n"
@@ -547,7 +554,7 @@ PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
 // Whole packs of the caller's memory, aligned.
 PL_FN void pack_load(Raw& r, const void* p) { partial_load(r, p, false); }
 // The same where `on`; a pack that is not loaded is zero. Predicates, as in poll_4x32_if.
-PL_FN void pack_load_if(bool on, Raw& r, const void* p) {
+PL_FN void pack_load_if(uint32_t on, Raw& r, const void* p) {
   r.w[0] = r.w[1] = r.w[2] = r.w[3] = 0;
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
@@ -556,7 +563,7 @@ PL_FN void pack_load_if(bool on, Raw& r, const void* p) {
       : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
       : "memory");
 }
-PL_FN void pack_store_if(bool on, void* p, const Raw& r) {
+PL_FN void pack_store_if(uint32_t on, void* p, const Raw& r) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(p)),
@@ -634,10 +641,10 @@ PL_FN void post_4x32(void* p, const uint32_t* w) {
 PL_FN void poll_4x32(const void* p, uint32_t* w) {
   for (int i = 0; i < 4; ++i) w[i] = __atomic_load_n(static_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
 }
-PL_FN void poll_4x32_if(bool on, const void* p, uint32_t* w) {
+PL_FN void poll_4x32_if(uint32_t on, const void* p, uint32_t* w) {
   if (on) poll_4x32(p, w);
 }
-PL_FN void post_4x32_if(bool on, void* p, const uint32_t* w) {
+PL_FN void post_4x32_if(uint32_t on, void* p, const uint32_t* w) {
   if (on) post_4x32(p, w);
 }
 PL_FN void post_64(void* p, uint64_t v) { __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELAXED); }
@@ -665,6 +672,7 @@ PL_FN void fence_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 PL_FN void sync_block() {}
 PL_FN bool any_in_block(bool x) { return x; }
 PL_FN uint64_t share(uint64_t v) { return v; }
+PL_FN void need(uint64_t) {}
 
 // The same sum as on a GPU. Items come in order, which is each lane's order too.
 constexpr uint32_t LANES = 256, BATCH = 1, ITEMS_AT_ONCE = ~0u;
@@ -694,7 +702,7 @@ void keep(uint32_t place, uint32_t keeper, const struct Raw& raw);
 template <uint32_t PLACES>
 void kept(uint32_t place, uint32_t keeper, struct Raw& raw);
 constexpr uint32_t MOST_SQUARES = 2, ROW_PACKS = 1;
-void keep_square_if(bool on, uint32_t pack, float x);
+void keep_square_if(uint32_t on, uint32_t pack, float x);
 void kept_squares(uint32_t pack, uint32_t* w);
 
 PL_FN void prefetch(const void*) {}
@@ -840,10 +848,10 @@ template <class T>
 PL_FN void user_copy(void* to, const Raw& r, uint32_t bytes) {
   memcpy(to, r.p, bytes);
 }
-PL_FN void pack_load_if(bool on, Raw& r, const void* p) {
+PL_FN void pack_load_if(uint32_t on, Raw& r, const void* p) {
   if (on) r.p = static_cast<const unsigned char*>(p);
 }
-PL_FN void pack_store_if(bool on, void* p, const Raw& r) {
+PL_FN void pack_store_if(uint32_t on, void* p, const Raw& r) {
   if (on) __builtin_memcpy(p, r.p, PL_PACK_BYTES);
 }
 PL_FN void pack_load(Raw& r, const void* p) { r.p = static_cast<const unsigned char*>(p); }

@@ -153,20 +153,27 @@ typedef struct {
    * (rotation 1) are enough to be right. More (3, 7) leave a buffer alone for longer: on a CPU its lines have then
    * moved out of the reader's innermost cache, from where taking them back is slow; in host memory that GPUs write,
    * words that have been armed again land late. */
-  uint64_t data, slot_bytes;
+  uint64_t half_bytes;
+  uint32_t rotation; /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll */
   /* flagged only: flag = flags + (epoch & 1) * flags_half_bytes + (slot * flag_chunks + chunk) * 64 */
+  uint32_t flag_chunks; /* most chunks per slot */
+  uint64_t data, slot_bytes;
   uint64_t flags, flags_half_bytes;
   uint64_t records;           /* pl_record[16] */
   uint64_t calls;             /* pl_call[2][16], of the channel */
   uint64_t ll, ll_half_bytes; /* the channel's ll region, whose old tags a step of any protocol may have to clear */
-  uint32_t flag_chunks;       /* most chunks per slot */
-  uint32_t rotation;          /* number of buffers that the step rotates over, less one: 1, 3 or 7; 1 for ll */
-  uint64_t half_bytes;
 } pl_geometry;
 
-/* What every step has, whatever its kernel. What the hot path needs stands at the end, next to the arguments that are
- * the kernel's own: arguments are fetched anew for every launch, line by line, and a line more is 50 ns. */
+/* What every step has, whatever its kernel. Arguments are fetched anew for every launch, line by line, and a line more
+ * is 50 ns. So what the hot path needs stands together, at the beginning (behind what the driver puts there, which is
+ * needed too) and at the end, next to the arguments that are the kernel's own; and what rows need is a line as well.
+ * See cuda/fan.cuh. */
 typedef struct {
+  pl_state* state;
+  pl_channel* channel;
+  const void* input;
+  void* output;
+  pl_geometry geo;
   uint64_t base[PL_MAX_RANKS]; /* address of each rank's slab as mapped here; 0: not mapped, the schedule has no edge
                                   there */
   pl_report* report;
@@ -185,6 +192,11 @@ typedef struct {
    * into the buffers: an all-gather's input is one part for all pieces, a reduce-scatter's output likewise. */
   uint32_t parts;
   uint64_t input_part, output_part;
+  /* What both ends of a slot remember, in the rank's own memory, see cuda/protocol_delta.cuh. `seen_shift`: added to
+   * the address of a word in the own slab it is the address of the last word that was read there. `sent`: the last
+   * words sent, by phase, send and buffer; NULL: the step goes by another protocol. */
+  uint64_t seen_shift;
+  void* sent;
   /* Add + RMSNorm, see cuda/add_rms_norm.cuh: rows of `width` elements (a multiple of 8), count = rows * width, and
    * `output` is the normed one. An all-reduce alone has 0 rows. */
   uint64_t rows, width;
@@ -194,17 +206,6 @@ typedef struct {
   float eps, weight_bias;
   void* squares; /* own scratch of the channel, zero at first: two halves of words, see cuda/spread.cuh; NULL: none */
   uint64_t squares_half_bytes;
-  /* What both ends of a slot remember, in the rank's own memory, see cuda/protocol_delta.cuh. `seen_shift`: added to
-   * the address of a word in the own slab it is the address of the last word that was read there. `sent`: the last
-   * words sent, by phase, send and buffer; NULL: the step goes by another protocol. */
-  uint64_t seen_shift;
-  void* sent;
-  uint64_t unused[6]; /* so that `state` to pl_unrolled_*.widest share a line of 64 bytes, see cuda/fan.cuh */
-  pl_geometry geo;
-  pl_state* state;
-  pl_channel* channel;
-  const void* input;
-  void* output;
   uint32_t host_staged; /* 1: slabs are host memory that GPUs write: a block of each step fences, see step.cuh */
   uint32_t dependents;  /* 1: the next kernel in the stream is this library's and may start while this one waits */
 } pl_step;
@@ -227,15 +228,15 @@ enum pl_unrolled_fold {
 };
 #define PL_UNROLLED(K)                                                                                                 \
   typedef struct {                                                                                                     \
-    uint64_t to[K];       /* where a send goes: the address of the slot in the first half, in the peer's slab */       \
+    uint32_t present, remote; /* PL_FOLD_SUM: a bit per leaf of the complete tree; not remote is the rank's input */   \
+    uint64_t to[K];           /* where a send goes: the address of the slot in the first half, in the peer's slab */   \
     uint64_t at[(K) + 1]; /* where an operand arrives, likewise, in the own slab; where none does, some other one's */ \
     uint32_t send_first[K], send_packs[K];             /* the piece, in the tile; 0 packs where there is no send */    \
     uint32_t item_first[(K) + 1], item_packs[(K) + 1]; /* likewise of operands */                                      \
     uint32_t fold;                                     /* pl_unrolled_fold */                                          \
-    uint32_t present, remote; /* PL_FOLD_SUM: a bit per leaf of the complete tree; not remote is the rank's input */   \
-    uint8_t one_source;       /* all sends carry the same piece */                                                     \
-    uint8_t result;           /* they carry results, not input */                                                      \
-    uint8_t from[(K) + 1];    /* the rank behind an operand */                                                         \
+    uint8_t one_source;                                /* all sends carry the same piece */                            \
+    uint8_t result;                                    /* they carry results, not input */                             \
+    uint8_t from[(K) + 1];                             /* the rank behind an operand */                                \
   } pl_unrolled_phase_##K;                                                                                             \
   typedef struct {                                                                                                     \
     pl_step step;                                                                                                      \

@@ -8,6 +8,9 @@ namespace PL_NAMESPACE {
 
 PL_FN uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
 PL_FN uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
+// Not 0 if bit `k` of a mask is set. What is compared with 0 is one instruction of a GPU; as a bool a compiler makes it
+// a shift, and three.
+PL_FN uint32_t bit(uint32_t mask, uint32_t k) { return mask & uint32_t(1) << k; }
 
 // Why a thread gave up, for the record.
 struct Verdict {
@@ -18,16 +21,18 @@ struct Verdict {
 };
 
 // One launch on one thread.
-struct Step : Verdict {
+struct Step {
   const pl_step& a;
+  uint32_t phase = 0;
   uint64_t epoch = 0;
-  uint64_t packs;    // of the tile
-  uint64_t rows;     // tiles of the step if they are rows; 0: the tile is the whole message
-  uint64_t found;    // thread 0: the channel's word when this block began, and how many blocks of the launch had begun
-  uint32_t entered;  // before it, see step.cuh
+  uint64_t packs;  // of the tile
+  uint64_t rows;   // tiles of the step if they are rows; 0: the tile is the whole message
+  // Thread 0, see begin(): the id of this launch, how many of its blocks had begun before this one, and by how much the
+  // channel's epoch goes on.
+  uint32_t id, entered, advance;
 
   PL_FN Step(const pl_step& args, uint64_t tile_packs, uint64_t tile_rows)
-      : a(args), packs(tile_packs), rows(tile_rows), found(0), entered(0) {}
+      : a(args), packs(tile_packs), rows(tile_rows), id(0), entered(0), advance(1) {}
 };
 
 // A step that walks a table.

@@ -278,6 +278,9 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_geometry {
+    pub half_bytes: u64,
+    pub rotation: u32,
+    pub flag_chunks: u32,
     pub data: u64,
     pub slot_bytes: u64,
     pub flags: u64,
@@ -286,36 +289,38 @@ pub struct pl_geometry {
     pub calls: u64,
     pub ll: u64,
     pub ll_half_bytes: u64,
-    pub flag_chunks: u32,
-    pub rotation: u32,
-    pub half_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of pl_geometry"][::std::mem::size_of::<pl_geometry>() - 80usize];
     ["Alignment of pl_geometry"][::std::mem::align_of::<pl_geometry>() - 8usize];
-    ["Offset of field: pl_geometry::data"][::std::mem::offset_of!(pl_geometry, data) - 0usize];
-    ["Offset of field: pl_geometry::slot_bytes"]
-        [::std::mem::offset_of!(pl_geometry, slot_bytes) - 8usize];
-    ["Offset of field: pl_geometry::flags"][::std::mem::offset_of!(pl_geometry, flags) - 16usize];
-    ["Offset of field: pl_geometry::flags_half_bytes"]
-        [::std::mem::offset_of!(pl_geometry, flags_half_bytes) - 24usize];
-    ["Offset of field: pl_geometry::records"]
-        [::std::mem::offset_of!(pl_geometry, records) - 32usize];
-    ["Offset of field: pl_geometry::calls"][::std::mem::offset_of!(pl_geometry, calls) - 40usize];
-    ["Offset of field: pl_geometry::ll"][::std::mem::offset_of!(pl_geometry, ll) - 48usize];
-    ["Offset of field: pl_geometry::ll_half_bytes"]
-        [::std::mem::offset_of!(pl_geometry, ll_half_bytes) - 56usize];
-    ["Offset of field: pl_geometry::flag_chunks"]
-        [::std::mem::offset_of!(pl_geometry, flag_chunks) - 64usize];
-    ["Offset of field: pl_geometry::rotation"]
-        [::std::mem::offset_of!(pl_geometry, rotation) - 68usize];
     ["Offset of field: pl_geometry::half_bytes"]
-        [::std::mem::offset_of!(pl_geometry, half_bytes) - 72usize];
+        [::std::mem::offset_of!(pl_geometry, half_bytes) - 0usize];
+    ["Offset of field: pl_geometry::rotation"]
+        [::std::mem::offset_of!(pl_geometry, rotation) - 8usize];
+    ["Offset of field: pl_geometry::flag_chunks"]
+        [::std::mem::offset_of!(pl_geometry, flag_chunks) - 12usize];
+    ["Offset of field: pl_geometry::data"][::std::mem::offset_of!(pl_geometry, data) - 16usize];
+    ["Offset of field: pl_geometry::slot_bytes"]
+        [::std::mem::offset_of!(pl_geometry, slot_bytes) - 24usize];
+    ["Offset of field: pl_geometry::flags"][::std::mem::offset_of!(pl_geometry, flags) - 32usize];
+    ["Offset of field: pl_geometry::flags_half_bytes"]
+        [::std::mem::offset_of!(pl_geometry, flags_half_bytes) - 40usize];
+    ["Offset of field: pl_geometry::records"]
+        [::std::mem::offset_of!(pl_geometry, records) - 48usize];
+    ["Offset of field: pl_geometry::calls"][::std::mem::offset_of!(pl_geometry, calls) - 56usize];
+    ["Offset of field: pl_geometry::ll"][::std::mem::offset_of!(pl_geometry, ll) - 64usize];
+    ["Offset of field: pl_geometry::ll_half_bytes"]
+        [::std::mem::offset_of!(pl_geometry, ll_half_bytes) - 72usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_step {
+    pub state: *mut pl_state,
+    pub channel: *mut pl_channel,
+    pub input: *const ::std::os::raw::c_void,
+    pub output: *mut ::std::os::raw::c_void,
+    pub geo: pl_geometry,
     pub base: [u64; 16usize],
     pub report: *mut pl_report,
     pub partial: *mut ::std::os::raw::c_void,
@@ -336,6 +341,8 @@ pub struct pl_step {
     pub parts: u32,
     pub input_part: u64,
     pub output_part: u64,
+    pub seen_shift: u64,
+    pub sent: *mut ::std::os::raw::c_void,
     pub rows: u64,
     pub width: u64,
     pub residual: *const ::std::os::raw::c_void,
@@ -345,70 +352,61 @@ pub struct pl_step {
     pub weight_bias: f32,
     pub squares: *mut ::std::os::raw::c_void,
     pub squares_half_bytes: u64,
-    pub seen_shift: u64,
-    pub sent: *mut ::std::os::raw::c_void,
-    pub unused: [u64; 6usize],
-    pub geo: pl_geometry,
-    pub state: *mut pl_state,
-    pub channel: *mut pl_channel,
-    pub input: *const ::std::os::raw::c_void,
-    pub output: *mut ::std::os::raw::c_void,
     pub host_staged: u32,
     pub dependents: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 488usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 440usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
-    ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 0usize];
-    ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 128usize];
-    ["Offset of field: pl_step::partial"][::std::mem::offset_of!(pl_step, partial) - 136usize];
-    ["Offset of field: pl_step::count"][::std::mem::offset_of!(pl_step, count) - 144usize];
+    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 0usize];
+    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 8usize];
+    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 16usize];
+    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 24usize];
+    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 32usize];
+    ["Offset of field: pl_step::base"][::std::mem::offset_of!(pl_step, base) - 112usize];
+    ["Offset of field: pl_step::report"][::std::mem::offset_of!(pl_step, report) - 240usize];
+    ["Offset of field: pl_step::partial"][::std::mem::offset_of!(pl_step, partial) - 248usize];
+    ["Offset of field: pl_step::count"][::std::mem::offset_of!(pl_step, count) - 256usize];
     ["Offset of field: pl_step::deadline_ns"]
-        [::std::mem::offset_of!(pl_step, deadline_ns) - 152usize];
-    ["Offset of field: pl_step::launch"][::std::mem::offset_of!(pl_step, launch) - 160usize];
-    ["Offset of field: pl_step::call"][::std::mem::offset_of!(pl_step, call) - 168usize];
-    ["Offset of field: pl_step::signature"][::std::mem::offset_of!(pl_step, signature) - 176usize];
-    ["Offset of field: pl_step::n"][::std::mem::offset_of!(pl_step, n) - 184usize];
-    ["Offset of field: pl_step::rank"][::std::mem::offset_of!(pl_step, rank) - 188usize];
-    ["Offset of field: pl_step::dtype"][::std::mem::offset_of!(pl_step, dtype) - 192usize];
-    ["Offset of field: pl_step::op"][::std::mem::offset_of!(pl_step, op) - 196usize];
-    ["Offset of field: pl_step::proto"][::std::mem::offset_of!(pl_step, proto) - 200usize];
-    ["Offset of field: pl_step::algo"][::std::mem::offset_of!(pl_step, algo) - 204usize];
+        [::std::mem::offset_of!(pl_step, deadline_ns) - 264usize];
+    ["Offset of field: pl_step::launch"][::std::mem::offset_of!(pl_step, launch) - 272usize];
+    ["Offset of field: pl_step::call"][::std::mem::offset_of!(pl_step, call) - 280usize];
+    ["Offset of field: pl_step::signature"][::std::mem::offset_of!(pl_step, signature) - 288usize];
+    ["Offset of field: pl_step::n"][::std::mem::offset_of!(pl_step, n) - 296usize];
+    ["Offset of field: pl_step::rank"][::std::mem::offset_of!(pl_step, rank) - 300usize];
+    ["Offset of field: pl_step::dtype"][::std::mem::offset_of!(pl_step, dtype) - 304usize];
+    ["Offset of field: pl_step::op"][::std::mem::offset_of!(pl_step, op) - 308usize];
+    ["Offset of field: pl_step::proto"][::std::mem::offset_of!(pl_step, proto) - 312usize];
+    ["Offset of field: pl_step::algo"][::std::mem::offset_of!(pl_step, algo) - 316usize];
     ["Offset of field: pl_step::chunk_packs"]
-        [::std::mem::offset_of!(pl_step, chunk_packs) - 208usize];
-    ["Offset of field: pl_step::check"][::std::mem::offset_of!(pl_step, check) - 212usize];
-    ["Offset of field: pl_step::yield_"][::std::mem::offset_of!(pl_step, yield_) - 216usize];
-    ["Offset of field: pl_step::parts"][::std::mem::offset_of!(pl_step, parts) - 220usize];
+        [::std::mem::offset_of!(pl_step, chunk_packs) - 320usize];
+    ["Offset of field: pl_step::check"][::std::mem::offset_of!(pl_step, check) - 324usize];
+    ["Offset of field: pl_step::yield_"][::std::mem::offset_of!(pl_step, yield_) - 328usize];
+    ["Offset of field: pl_step::parts"][::std::mem::offset_of!(pl_step, parts) - 332usize];
     ["Offset of field: pl_step::input_part"]
-        [::std::mem::offset_of!(pl_step, input_part) - 224usize];
+        [::std::mem::offset_of!(pl_step, input_part) - 336usize];
     ["Offset of field: pl_step::output_part"]
-        [::std::mem::offset_of!(pl_step, output_part) - 232usize];
-    ["Offset of field: pl_step::rows"][::std::mem::offset_of!(pl_step, rows) - 240usize];
-    ["Offset of field: pl_step::width"][::std::mem::offset_of!(pl_step, width) - 248usize];
-    ["Offset of field: pl_step::residual"][::std::mem::offset_of!(pl_step, residual) - 256usize];
-    ["Offset of field: pl_step::gamma"][::std::mem::offset_of!(pl_step, gamma) - 264usize];
-    ["Offset of field: pl_step::residual_out"]
-        [::std::mem::offset_of!(pl_step, residual_out) - 272usize];
-    ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 280usize];
-    ["Offset of field: pl_step::weight_bias"]
-        [::std::mem::offset_of!(pl_step, weight_bias) - 284usize];
-    ["Offset of field: pl_step::squares"][::std::mem::offset_of!(pl_step, squares) - 288usize];
-    ["Offset of field: pl_step::squares_half_bytes"]
-        [::std::mem::offset_of!(pl_step, squares_half_bytes) - 296usize];
+        [::std::mem::offset_of!(pl_step, output_part) - 344usize];
     ["Offset of field: pl_step::seen_shift"]
-        [::std::mem::offset_of!(pl_step, seen_shift) - 304usize];
-    ["Offset of field: pl_step::sent"][::std::mem::offset_of!(pl_step, sent) - 312usize];
-    ["Offset of field: pl_step::unused"][::std::mem::offset_of!(pl_step, unused) - 320usize];
-    ["Offset of field: pl_step::geo"][::std::mem::offset_of!(pl_step, geo) - 368usize];
-    ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 448usize];
-    ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 456usize];
-    ["Offset of field: pl_step::input"][::std::mem::offset_of!(pl_step, input) - 464usize];
-    ["Offset of field: pl_step::output"][::std::mem::offset_of!(pl_step, output) - 472usize];
+        [::std::mem::offset_of!(pl_step, seen_shift) - 352usize];
+    ["Offset of field: pl_step::sent"][::std::mem::offset_of!(pl_step, sent) - 360usize];
+    ["Offset of field: pl_step::rows"][::std::mem::offset_of!(pl_step, rows) - 368usize];
+    ["Offset of field: pl_step::width"][::std::mem::offset_of!(pl_step, width) - 376usize];
+    ["Offset of field: pl_step::residual"][::std::mem::offset_of!(pl_step, residual) - 384usize];
+    ["Offset of field: pl_step::gamma"][::std::mem::offset_of!(pl_step, gamma) - 392usize];
+    ["Offset of field: pl_step::residual_out"]
+        [::std::mem::offset_of!(pl_step, residual_out) - 400usize];
+    ["Offset of field: pl_step::eps"][::std::mem::offset_of!(pl_step, eps) - 408usize];
+    ["Offset of field: pl_step::weight_bias"]
+        [::std::mem::offset_of!(pl_step, weight_bias) - 412usize];
+    ["Offset of field: pl_step::squares"][::std::mem::offset_of!(pl_step, squares) - 416usize];
+    ["Offset of field: pl_step::squares_half_bytes"]
+        [::std::mem::offset_of!(pl_step, squares_half_bytes) - 424usize];
     ["Offset of field: pl_step::host_staged"]
-        [::std::mem::offset_of!(pl_step, host_staged) - 480usize];
+        [::std::mem::offset_of!(pl_step, host_staged) - 432usize];
     ["Offset of field: pl_step::dependents"]
-        [::std::mem::offset_of!(pl_step, dependents) - 484usize];
+        [::std::mem::offset_of!(pl_step, dependents) - 436usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -418,10 +416,10 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2640usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2592usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 488usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 440usize];
 };
 pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
 pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
@@ -430,6 +428,8 @@ pub type pl_unrolled_fold = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_1 {
+    pub present: u32,
+    pub remote: u32,
     pub to: [u64; 1usize],
     pub at: [u64; 2usize],
     pub send_first: [u32; 1usize],
@@ -437,8 +437,6 @@ pub struct pl_unrolled_phase_1 {
     pub item_first: [u32; 2usize],
     pub item_packs: [u32; 2usize],
     pub fold: u32,
-    pub present: u32,
-    pub remote: u32,
     pub one_source: u8,
     pub result: u8,
     pub from: [u8; 2usize],
@@ -447,24 +445,24 @@ pub struct pl_unrolled_phase_1 {
 const _: () = {
     ["Size of pl_unrolled_phase_1"][::std::mem::size_of::<pl_unrolled_phase_1>() - 64usize];
     ["Alignment of pl_unrolled_phase_1"][::std::mem::align_of::<pl_unrolled_phase_1>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_1::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, to) - 0usize];
-    ["Offset of field: pl_unrolled_phase_1::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, at) - 8usize];
-    ["Offset of field: pl_unrolled_phase_1::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, send_first) - 24usize];
-    ["Offset of field: pl_unrolled_phase_1::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, send_packs) - 28usize];
-    ["Offset of field: pl_unrolled_phase_1::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, item_first) - 32usize];
-    ["Offset of field: pl_unrolled_phase_1::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, item_packs) - 40usize];
-    ["Offset of field: pl_unrolled_phase_1::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, fold) - 48usize];
     ["Offset of field: pl_unrolled_phase_1::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, present) - 52usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, present) - 0usize];
     ["Offset of field: pl_unrolled_phase_1::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, remote) - 56usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, remote) - 4usize];
+    ["Offset of field: pl_unrolled_phase_1::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, to) - 8usize];
+    ["Offset of field: pl_unrolled_phase_1::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, at) - 16usize];
+    ["Offset of field: pl_unrolled_phase_1::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_first) - 32usize];
+    ["Offset of field: pl_unrolled_phase_1::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_packs) - 36usize];
+    ["Offset of field: pl_unrolled_phase_1::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, item_first) - 40usize];
+    ["Offset of field: pl_unrolled_phase_1::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, item_packs) - 48usize];
+    ["Offset of field: pl_unrolled_phase_1::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, fold) - 56usize];
     ["Offset of field: pl_unrolled_phase_1::one_source"]
         [::std::mem::offset_of!(pl_unrolled_phase_1, one_source) - 60usize];
     ["Offset of field: pl_unrolled_phase_1::result"]
@@ -486,27 +484,29 @@ pub struct pl_unrolled_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 640usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 592usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
-        [::std::mem::offset_of!(pl_unrolled_1, phases) - 488usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 440usize];
     ["Offset of field: pl_unrolled_1::straight"]
-        [::std::mem::offset_of!(pl_unrolled_1, straight) - 490usize];
+        [::std::mem::offset_of!(pl_unrolled_1, straight) - 442usize];
     ["Offset of field: pl_unrolled_1::widest"]
-        [::std::mem::offset_of!(pl_unrolled_1, widest) - 492usize];
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 444usize];
     ["Offset of field: pl_unrolled_1::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 496usize];
+        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 448usize];
     ["Offset of field: pl_unrolled_1::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 500usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 452usize];
     ["Offset of field: pl_unrolled_1::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 504usize];
+        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_1::phase"]
-        [::std::mem::offset_of!(pl_unrolled_1, phase) - 512usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phase) - 464usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_3 {
+    pub present: u32,
+    pub remote: u32,
     pub to: [u64; 3usize],
     pub at: [u64; 4usize],
     pub send_first: [u32; 3usize],
@@ -514,8 +514,6 @@ pub struct pl_unrolled_phase_3 {
     pub item_first: [u32; 4usize],
     pub item_packs: [u32; 4usize],
     pub fold: u32,
-    pub present: u32,
-    pub remote: u32,
     pub one_source: u8,
     pub result: u8,
     pub from: [u8; 4usize],
@@ -524,24 +522,24 @@ pub struct pl_unrolled_phase_3 {
 const _: () = {
     ["Size of pl_unrolled_phase_3"][::std::mem::size_of::<pl_unrolled_phase_3>() - 136usize];
     ["Alignment of pl_unrolled_phase_3"][::std::mem::align_of::<pl_unrolled_phase_3>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_3::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, to) - 0usize];
-    ["Offset of field: pl_unrolled_phase_3::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, at) - 24usize];
-    ["Offset of field: pl_unrolled_phase_3::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, send_first) - 56usize];
-    ["Offset of field: pl_unrolled_phase_3::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, send_packs) - 68usize];
-    ["Offset of field: pl_unrolled_phase_3::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, item_first) - 80usize];
-    ["Offset of field: pl_unrolled_phase_3::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, item_packs) - 96usize];
-    ["Offset of field: pl_unrolled_phase_3::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, fold) - 112usize];
     ["Offset of field: pl_unrolled_phase_3::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, present) - 116usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, present) - 0usize];
     ["Offset of field: pl_unrolled_phase_3::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, remote) - 120usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, remote) - 4usize];
+    ["Offset of field: pl_unrolled_phase_3::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, to) - 8usize];
+    ["Offset of field: pl_unrolled_phase_3::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, at) - 32usize];
+    ["Offset of field: pl_unrolled_phase_3::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_first) - 64usize];
+    ["Offset of field: pl_unrolled_phase_3::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_packs) - 76usize];
+    ["Offset of field: pl_unrolled_phase_3::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, item_first) - 88usize];
+    ["Offset of field: pl_unrolled_phase_3::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, item_packs) - 104usize];
+    ["Offset of field: pl_unrolled_phase_3::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, fold) - 120usize];
     ["Offset of field: pl_unrolled_phase_3::one_source"]
         [::std::mem::offset_of!(pl_unrolled_phase_3, one_source) - 124usize];
     ["Offset of field: pl_unrolled_phase_3::result"]
@@ -563,27 +561,29 @@ pub struct pl_unrolled_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 784usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 736usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
-        [::std::mem::offset_of!(pl_unrolled_3, phases) - 488usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 440usize];
     ["Offset of field: pl_unrolled_3::straight"]
-        [::std::mem::offset_of!(pl_unrolled_3, straight) - 490usize];
+        [::std::mem::offset_of!(pl_unrolled_3, straight) - 442usize];
     ["Offset of field: pl_unrolled_3::widest"]
-        [::std::mem::offset_of!(pl_unrolled_3, widest) - 492usize];
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 444usize];
     ["Offset of field: pl_unrolled_3::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 496usize];
+        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 448usize];
     ["Offset of field: pl_unrolled_3::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 500usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 452usize];
     ["Offset of field: pl_unrolled_3::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 504usize];
+        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_3::phase"]
-        [::std::mem::offset_of!(pl_unrolled_3, phase) - 512usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phase) - 464usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_7 {
+    pub present: u32,
+    pub remote: u32,
     pub to: [u64; 7usize],
     pub at: [u64; 8usize],
     pub send_first: [u32; 7usize],
@@ -591,8 +591,6 @@ pub struct pl_unrolled_phase_7 {
     pub item_first: [u32; 8usize],
     pub item_packs: [u32; 8usize],
     pub fold: u32,
-    pub present: u32,
-    pub remote: u32,
     pub one_source: u8,
     pub result: u8,
     pub from: [u8; 8usize],
@@ -601,24 +599,24 @@ pub struct pl_unrolled_phase_7 {
 const _: () = {
     ["Size of pl_unrolled_phase_7"][::std::mem::size_of::<pl_unrolled_phase_7>() - 264usize];
     ["Alignment of pl_unrolled_phase_7"][::std::mem::align_of::<pl_unrolled_phase_7>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_7::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, to) - 0usize];
-    ["Offset of field: pl_unrolled_phase_7::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, at) - 56usize];
-    ["Offset of field: pl_unrolled_phase_7::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, send_first) - 120usize];
-    ["Offset of field: pl_unrolled_phase_7::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, send_packs) - 148usize];
-    ["Offset of field: pl_unrolled_phase_7::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, item_first) - 176usize];
-    ["Offset of field: pl_unrolled_phase_7::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, item_packs) - 208usize];
-    ["Offset of field: pl_unrolled_phase_7::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, fold) - 240usize];
     ["Offset of field: pl_unrolled_phase_7::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, present) - 244usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, present) - 0usize];
     ["Offset of field: pl_unrolled_phase_7::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, remote) - 248usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, remote) - 4usize];
+    ["Offset of field: pl_unrolled_phase_7::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, to) - 8usize];
+    ["Offset of field: pl_unrolled_phase_7::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, at) - 64usize];
+    ["Offset of field: pl_unrolled_phase_7::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_first) - 128usize];
+    ["Offset of field: pl_unrolled_phase_7::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_packs) - 156usize];
+    ["Offset of field: pl_unrolled_phase_7::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, item_first) - 184usize];
+    ["Offset of field: pl_unrolled_phase_7::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, item_packs) - 216usize];
+    ["Offset of field: pl_unrolled_phase_7::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, fold) - 248usize];
     ["Offset of field: pl_unrolled_phase_7::one_source"]
         [::std::mem::offset_of!(pl_unrolled_phase_7, one_source) - 252usize];
     ["Offset of field: pl_unrolled_phase_7::result"]
@@ -640,27 +638,29 @@ pub struct pl_unrolled_7 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 1040usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 992usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
-        [::std::mem::offset_of!(pl_unrolled_7, phases) - 488usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 440usize];
     ["Offset of field: pl_unrolled_7::straight"]
-        [::std::mem::offset_of!(pl_unrolled_7, straight) - 490usize];
+        [::std::mem::offset_of!(pl_unrolled_7, straight) - 442usize];
     ["Offset of field: pl_unrolled_7::widest"]
-        [::std::mem::offset_of!(pl_unrolled_7, widest) - 492usize];
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 444usize];
     ["Offset of field: pl_unrolled_7::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 496usize];
+        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 448usize];
     ["Offset of field: pl_unrolled_7::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 500usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 452usize];
     ["Offset of field: pl_unrolled_7::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 504usize];
+        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_7::phase"]
-        [::std::mem::offset_of!(pl_unrolled_7, phase) - 512usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phase) - 464usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_15 {
+    pub present: u32,
+    pub remote: u32,
     pub to: [u64; 15usize],
     pub at: [u64; 16usize],
     pub send_first: [u32; 15usize],
@@ -668,8 +668,6 @@ pub struct pl_unrolled_phase_15 {
     pub item_first: [u32; 16usize],
     pub item_packs: [u32; 16usize],
     pub fold: u32,
-    pub present: u32,
-    pub remote: u32,
     pub one_source: u8,
     pub result: u8,
     pub from: [u8; 16usize],
@@ -678,24 +676,24 @@ pub struct pl_unrolled_phase_15 {
 const _: () = {
     ["Size of pl_unrolled_phase_15"][::std::mem::size_of::<pl_unrolled_phase_15>() - 528usize];
     ["Alignment of pl_unrolled_phase_15"][::std::mem::align_of::<pl_unrolled_phase_15>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_15::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, to) - 0usize];
-    ["Offset of field: pl_unrolled_phase_15::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, at) - 120usize];
-    ["Offset of field: pl_unrolled_phase_15::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, send_first) - 248usize];
-    ["Offset of field: pl_unrolled_phase_15::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, send_packs) - 308usize];
-    ["Offset of field: pl_unrolled_phase_15::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, item_first) - 368usize];
-    ["Offset of field: pl_unrolled_phase_15::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, item_packs) - 432usize];
-    ["Offset of field: pl_unrolled_phase_15::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, fold) - 496usize];
     ["Offset of field: pl_unrolled_phase_15::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, present) - 500usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, present) - 0usize];
     ["Offset of field: pl_unrolled_phase_15::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, remote) - 504usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, remote) - 4usize];
+    ["Offset of field: pl_unrolled_phase_15::to"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, to) - 8usize];
+    ["Offset of field: pl_unrolled_phase_15::at"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, at) - 128usize];
+    ["Offset of field: pl_unrolled_phase_15::send_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_first) - 256usize];
+    ["Offset of field: pl_unrolled_phase_15::send_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_packs) - 316usize];
+    ["Offset of field: pl_unrolled_phase_15::item_first"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, item_first) - 376usize];
+    ["Offset of field: pl_unrolled_phase_15::item_packs"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, item_packs) - 440usize];
+    ["Offset of field: pl_unrolled_phase_15::fold"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, fold) - 504usize];
     ["Offset of field: pl_unrolled_phase_15::one_source"]
         [::std::mem::offset_of!(pl_unrolled_phase_15, one_source) - 508usize];
     ["Offset of field: pl_unrolled_phase_15::result"]
@@ -717,24 +715,24 @@ pub struct pl_unrolled_15 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1568usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1520usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
-        [::std::mem::offset_of!(pl_unrolled_15, phases) - 488usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 440usize];
     ["Offset of field: pl_unrolled_15::straight"]
-        [::std::mem::offset_of!(pl_unrolled_15, straight) - 490usize];
+        [::std::mem::offset_of!(pl_unrolled_15, straight) - 442usize];
     ["Offset of field: pl_unrolled_15::widest"]
-        [::std::mem::offset_of!(pl_unrolled_15, widest) - 492usize];
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 444usize];
     ["Offset of field: pl_unrolled_15::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 496usize];
+        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 448usize];
     ["Offset of field: pl_unrolled_15::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 500usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 452usize];
     ["Offset of field: pl_unrolled_15::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 504usize];
+        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 456usize];
     ["Offset of field: pl_unrolled_15::phase"]
-        [::std::mem::offset_of!(pl_unrolled_15, phase) - 512usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phase) - 464usize];
 };
 pub const PL_PROBE_LATENCY: pl_probe_what = 0;
 pub const PL_PROBE_STORE: pl_probe_what = 1;
@@ -758,19 +756,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 560usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 512usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 488usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 496usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 440usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 448usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 504usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 512usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 520usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 528usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 536usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 544usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 548usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 552usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 556usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 456usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 464usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 472usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 480usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 488usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 496usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 500usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 504usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 508usize];
 };

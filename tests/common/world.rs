@@ -227,7 +227,6 @@ impl World {
                     squares_half_bytes: 0,
                     seen_shift: 0,
                     sent: std::ptr::null_mut(),
-                    unused: [0; 6],
                 },
             },
         }
