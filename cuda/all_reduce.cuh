@@ -67,7 +67,6 @@ PL_FN void push_chunk(TableStep& s, const pl_phase& ph, uint64_t chunk) {
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN bool run_phases(TableStep& s) {
   const pl_table& t = s.t;
-  clear_old_tags(s);
   PL_ROLL
   for (uint32_t p = 0; p < t.phases; ++p) {
     const pl_phase& ph = t.phase[p];
@@ -90,18 +89,24 @@ PL_FN void fill_own(const TableStep& s) {
   for (uint64_t c = dev::block(); c < s.chunks; c += dev::blocks()) fill_range<D>(s, chunk_of(s, p, c));
 }
 
+template <class D>
+PL_FN void fail(const TableStep& s) {
+  fill_own<D>(s);
+  end_failed<D>(s.a, s.epoch, s.entered, s.advance);
+}
+
 // One step. HOT: sum and avg only; else the operation is a run-time switch. K: operands loaded at once.
 template <class D, class P, bool HOT, uint32_t K>
 PL_FN void all_reduce(const pl_args& a) {
   if (a.step.count == 0) return;  // an empty call is no step: no rank sends, waits or counts
   TableStep s(a, (a.step.count + elements<D>() - 1) / elements<D>(), 0);
-  if (PL_UNLIKELY(begin(s) == Entry::Refused)) {
+  if (PL_UNLIKELY(begin(s, [] {}) == Entry::Refused)) {
     fill_own<D>(s);
     return;
   }
   bool ok = may_run(s);
   if (ok) ok = run_phases<D, P, HOT, K>(s);
-  end<D>(s, ok, [&] { fill_own<D>(s); });
+  end(s, ok, [&] { fail<D>(s); });
 }
 
 // One step of the fused operation: an all-reduce whose tiles are rows, and then every block norms the rows that it has
@@ -112,7 +117,7 @@ template <class D, class P, uint32_t K>
 PL_FN void all_reduce_add_rms_norm(const pl_args& a) {
   if (a.step.rows == 0) return;
   TableStep s(a, a.step.width / elements<D>(), a.step.rows);
-  if (PL_UNLIKELY(begin(s) == Entry::Refused)) {
+  if (PL_UNLIKELY(begin(s, [] {}) == Entry::Refused)) {
     fill_own<D>(s);
     return;
   }
@@ -120,7 +125,7 @@ PL_FN void all_reduce_add_rms_norm(const pl_args& a) {
   if (ok) ok = run_phases<D, P, true, K>(s);
   // The barrier in here also puts all threads' parts of the sums before what the norm reads.
   if (PL_LIKELY(!dev::any_in_block(!ok))) add_rms_norm<D>(a.step);
-  end<D>(s, ok, [&] { fill_own<D>(s); });
+  end(s, ok, [&] { fail<D>(s); });
 }
 
 }  // namespace PL_NAMESPACE

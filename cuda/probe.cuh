@@ -94,7 +94,6 @@ PL_FN bool probe_await(Probe& x, uint32_t kind, uint32_t mask, uint64_t tag) {
     const uint64_t* flag = x.flag(x.rank(), kind, r);
     ok = await(
         x.s, [&] { return dev::flag_acquire(flag) == tag; }, [&] { return r; });
-    if (!ok) give_up(x.s.a, x.s.epoch, x.s);
   }
   return !dev::any_in_block(!ok);
 }
@@ -112,7 +111,6 @@ PL_FN bool probe_line_up(Probe& x, uint64_t tag) {
     } else {
       ok = await(
           x.s, [&] { return dev::local_load64(generation) == tag; }, [&] { return x.rank(); });
-      if (!ok) give_up(x.s.a, x.s.epoch, x.s);
     }
   }
   return !dev::any_in_block(!ok);
@@ -184,7 +182,7 @@ PL_FN void probe_latency(Probe& x) {
     if (x.rank() < peer) dev::post_64(there, tag);
     if (!await(
             x.s, [&] { return dev::poll_64(here) == tag; }, [&] { return peer; }))
-      return give_up(x.s.a, x.s.epoch, x.s);
+      return;
     if (x.rank() > peer) dev::post_64(there, tag);
   }
   probe_note(x, 0, start);

@@ -75,7 +75,7 @@ struct Delta : Sentinel<D> {
     return least_change(raw, last) == 0;
   }
   // Remembers what came to `p`, and makes of it what was meant.
-  static PL_FN void take_if(bool on, const Step& s, char* p, dev::Raw& raw, const dev::Raw& last) {
+  static PL_FN void take_if(uint32_t on, const Step& s, char* p, dev::Raw& raw, const dev::Raw& last) {
     dev::post_4x32_if(on, seen(s, p), raw.words(0));
     PL_EACH
     for (uint32_t i = 0; i < 4; ++i) *raw.words(i) = decoded(raw.word(i), last.word(i));

@@ -84,9 +84,11 @@ struct Flagged {
           },
           [&] { return uint32_t(it.from); });
       if (ok && other != 0) {
-        s.reason = PL_REASON_MISMATCH;
-        s.peer = it.from;
-        s.differs = DIFFERS_SIGNATURE;
+        Verdict verdict;
+        verdict.reason = PL_REASON_MISMATCH;
+        verdict.peer = it.from;
+        verdict.differs = DIFFERS_SIGNATURE;
+        give_up(s.a, s.epoch, verdict);
         ok = false;
       }
     }

@@ -4,9 +4,9 @@
 // - A 32-bit aligned store is atomic in every model (PTX, PCIe, CPUs), and every word proves its own arrival, so no
 //   order among words is needed: no fence, no flag, once the bytes.
 // - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another
-// NaN
-//   in its place: 0x7fff7fff or 0x7fffffff. Sent as it is, the word would never arrive: a hang. For f64 and integers
-//   all ones is a number, so the protocol refuses them.
+// one
+//   in its place, one bit away. Sent as it is, the word would never arrive: a hang. For f64 and integers all ones is a
+//   number, so the protocol refuses them.
 // - Every word of a pack is written, the tail padded with zeros: a reader polls whole packs, and an unwritten tail word
 //   would hang it. 0 is not the sentinel.
 // - The reader re-arms each word it has read before it ends the step. Left in place, the word would be taken for the
@@ -42,9 +42,7 @@ struct Sentinel {
     put_at(s, slot_data(s, to.peer, to.slot) + span.in_piece * (wide ? 32 : 16), span, raw, wide);
   }
   // The word, or the NaN in the place of the one that means "not written".
-  static PL_FN uint32_t legal(uint32_t word, bool wide = false) {
-    return word == UNWRITTEN ? (D::SHORT_FLOAT && !wide ? 0x7fff7fffu : 0x7fffffffu) : word;
-  }
+  static PL_FN uint32_t legal(uint32_t word) { return smaller(word, UNWRITTEN - 1); }
   static PL_FN void put_at(const Step&, char* p, const Span& span, const dev::Raw& raw, bool wide) {
     const uint32_t words = wide ? 8 : 4;
     PL_ROLL
@@ -53,7 +51,7 @@ struct Sentinel {
       if (w < words) {
         uint32_t v[4];
         PL_EACH
-        for (uint32_t i = 0; i < 4; ++i) v[i] = legal(raw.word(j * words + w + i), wide);
+        for (uint32_t i = 0; i < 4; ++i) v[i] = legal(raw.word(j * words + w + i));
         dev::post_4x32(p + (j * words + w) * 4, v);
       }
   }
@@ -111,10 +109,16 @@ struct Sentinel {
     dev::poll_4x32(p, raw.words(0));
     return largest(raw) == UNWRITTEN;
   }
-  static PL_FN void rearm_if(bool on, char* p) {
-    const uint32_t armed[4] = {UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN};
-    dev::post_4x32_if(on, p, armed);
-  }
+  // A pack of such words. Of the epoch, whose upper bits are 0: of constants the compiler would set four registers anew
+  // for every pack that is armed, an instruction each.
+  struct Armed {
+    uint32_t words[4];
+    PL_FN explicit Armed(uint64_t epoch) {
+      PL_EACH
+      for (uint32_t i = 0; i < 4; ++i) words[i] = ~uint32_t(epoch >> (64 - PL_TURN_BITS + i));
+    }
+    PL_FN void post_if(uint32_t on, char* p) const { dev::post_4x32_if(on, p, words); }
+  };
 
   template <uint32_t K, bool WIDE>
   static PL_FN bool gather(TableStep& s, const Operands<K>& o, const Span& span, dev::Raw (&raw)[K]) {

@@ -62,21 +62,6 @@ struct Units {
   }
 };
 
-// Waits twice, for what comes from another block of this rank, or by way of another thread. Such a one began its wait
-// for a peer before this one, but may look at the clock after it: it names the peer that is missing, where this one
-// would name its own rank, or a peer that waits itself. And where a peer gave up in a later step than this, all that
-// this step needs has come, and the others have time to say so. The deadline of such a wait is twice as long: where
-// nobody else gives up, it ends after two.
-template <class Poll, class Peer>
-PL_FN bool awaited(Step& s, Poll poll, Peer peer) {
-  PL_ROLL
-  for (uint32_t tries = 0;; ++tries) {
-    if (PL_LIKELY(await(s, poll, peer))) return true;
-    if (tries == 1) return false;
-    s.reason = PL_REASON_NONE;
-  }
-}
-
 // The packs of rows between the sum and the norm.
 template <class D>
 struct SpreadRows {
@@ -141,7 +126,7 @@ struct SpreadRows {
         }
         return all;
       };
-      return awaited(s, poll, [&] { return s.a.rank; });
+      return await_twice(s, poll, [&] { return s.a.rank; });
     });
   }
   // Gathers `rows` rows from `from` on, by the first `threads` threads of the block. False, for all of them alike, if

@@ -110,7 +110,6 @@ struct SpreadNorm {
   PL_FN bool run(bool ok) {
     const Units& units = steps.turns;
     if (units.none()) return ok;
-    if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
     if constexpr (!Steps::ONE) {
       // The barrier puts the packs of all groups before what takes them.
       if (kept && dev::any_in_block(!ok)) return false;

@@ -24,7 +24,9 @@ PL_FN pl_call* call_slot(const Step& s, uint32_t at, uint32_t of) {
 // Block 0 tells every peer what this rank is about to do, and compares. Ranks whose counts differ would otherwise wait
 // for packs that nobody sends, or add elements of one call to those of another. Two halves are enough for the same
 // reason as for data: this exchange too needs every rank, so finishing step k+1 proves that all have read step k's.
-PL_FN bool exchange_calls(Step& s) {
+PL_COLD bool calls_agree(const pl_step& a, uint64_t epoch) {
+  Step s(a, 0, 0);
+  s.epoch = epoch;
   const uint64_t types = uint64_t(s.a.dtype) | uint64_t(s.a.op) << 32;
   const uint64_t path = uint64_t(s.a.algo) | uint64_t(s.a.proto) << 32;
   PL_ROLL
@@ -46,46 +48,28 @@ PL_FN bool exchange_calls(Step& s) {
             s, [&] { return dev::flag_acquire(&c->tag) == s.epoch; }, [&] { return p; }))
       return false;
     const uint64_t x = dev::poll_64(&c->dtype) ^ types, y = dev::poll_64(&c->algo) ^ path;
-    s.differs = 0;
-    if (dev::poll_64(&c->count) != s.a.count) s.differs |= DIFFERS_COUNT;
-    if (uint32_t(x)) s.differs |= DIFFERS_DTYPE;
-    if (x >> 32) s.differs |= DIFFERS_OP;
-    if (uint32_t(y)) s.differs |= DIFFERS_ALGO;
-    if (y >> 32) s.differs |= DIFFERS_PROTO;
-    if (dev::poll_64(&c->call) != s.a.call) s.differs |= DIFFERS_CALL;
-    if (dev::poll_64(&c->width) != s.a.width) s.differs |= DIFFERS_WIDTH;
-    if (s.differs) {
-      s.reason = PL_REASON_MISMATCH;
-      s.peer = p;
+    Verdict verdict;
+    if (dev::poll_64(&c->count) != s.a.count) verdict.differs |= DIFFERS_COUNT;
+    if (uint32_t(x)) verdict.differs |= DIFFERS_DTYPE;
+    if (x >> 32) verdict.differs |= DIFFERS_OP;
+    if (uint32_t(y)) verdict.differs |= DIFFERS_ALGO;
+    if (y >> 32) verdict.differs |= DIFFERS_PROTO;
+    if (dev::poll_64(&c->call) != s.a.call) verdict.differs |= DIFFERS_CALL;
+    if (dev::poll_64(&c->width) != s.a.width) verdict.differs |= DIFFERS_WIDTH;
+    if (verdict.differs) {
+      verdict.reason = PL_REASON_MISMATCH;
+      verdict.peer = p;
+      give_up(s.a, s.epoch, verdict);
       return false;
     }
   }
   return true;
 }
 
-PL_COLD Verdict calls_agree(const pl_step& a, uint64_t epoch) {
-  Step s(a, 0, 0);
-  s.epoch = epoch;
-  Verdict verdict;
-  verdict.phase = exchange_calls(s) ? 1 : 0;
-  verdict.reason = s.reason;
-  verdict.peer = s.peer;
-  verdict.differs = s.differs;
-  return verdict;
-}
-
 // Under PEERLANE_CHECK: whether all ranks make the same call, the same verdict for all threads of a block.
-PL_FN bool may_run(Step& s) {
+PL_FN bool may_run(const Step& s) {
   if (PL_LIKELY(!s.a.check)) return true;
-  bool ok = true;
-  if (dev::block() == 0) {
-    const Verdict verdict = calls_agree(s.a, s.epoch);
-    ok = verdict.phase != 0;
-    s.reason = verdict.reason;
-    s.peer = verdict.peer;
-    s.differs = verdict.differs;
-  }
-  return !dev::any_in_block(!ok);
+  return !dev::any_in_block(dev::block() == 0 && !calls_agree(s.a, s.epoch));
 }
 
 // Of the channel's word, from the low end: the id of the launch in flight, how many of its blocks are done, the epoch.
@@ -100,23 +84,77 @@ static_assert(PL_MAX_BLOCKS <= 1u << (PL_TURN_BITS - PL_TURN_ID_BITS), "all bloc
 // either sees that. Two that share an id, one pair in 256, are not told apart.
 constexpr uint32_t HASH_BITS = 8;
 static_assert(PL_TURN_ID_BITS == HASH_BITS + 4, "four bits count up to eight zeros");
-PL_FN uint64_t turn_id(const pl_step& a) {
+PL_FN uint32_t turn_id(const pl_step& a) {
   const uint32_t hash = uint32_t(dev::launch_id(a)) * 0x9e3779b1u >> (32 - HASH_BITS);
   return hash | (HASH_BITS - dev::set_bits(hash)) << HASH_BITS;
 }
 
+// Two neighbouring epochs of every 2^30, of different parity. next_epoch skips neither: it skips only the residues 0
+// to 3.
+constexpr uint64_t CLEAR_PERIOD = uint64_t(1) << 30;
+constexpr uint64_t CLEAR_AT = CLEAR_PERIOD - 2;
+static_assert((CLEAR_AT & 1) != ((CLEAR_AT + 1) & 1), "the two steps clear both halves");
+static_assert(CLEAR_AT > 3 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
+
+// Of the epoch that a channel's word has, whether begin() has more to do than to read it, by one comparison: whether
+// tags are to be cleared (the two from CLEAR_AT on), or it is none yet (valid_epoch: the low half is 0), or the next
+// one does not follow it (next_epoch: the low half is all ones).
+PL_FN bool special(uint64_t epoch) { return ((uint32_t(epoch) + 2) & (CLEAR_PERIOD - 1)) < 3; }
+static_assert(((CLEAR_AT + 2) & (CLEAR_PERIOD - 1)) == 0,
+              "two that clear, the second all ones, and then one with zeros");
+// By how much that epoch goes on when the step of `epoch` ends: 1 unless it is special, at most 5.
+PL_FN uint32_t advance_of(uint64_t turn, uint64_t epoch) {
+  return uint32_t(next_epoch(epoch)) - uint32_t(turn >> PL_TURN_BITS);
+}
+static_assert(uint64_t(5) << PL_TURN_BITS < uint64_t(1) << 32, "what the last block adds is 32 bits");
+
+// A tag of `ll` must not recur. A word that small messages do not reach keeps the tag of the last large one, and 2^32
+// steps later that tag is right again: stale data would be taken for new. So in two consecutive steps of every 2^30,
+// which have different parity, the half of the ll region that belongs to the other parity is cleared: no tag in a slab
+// is older than 2^30 + 2 steps. Steps of every protocol do it: with `ll` calls on even epochs only, and others between,
+// a clear left to `ll` steps would never reach the half that they use.
+//
+// Why nobody writes to the half being cleared, and why block 0 alone suffices: step k uses half k & 1, if any. The
+// other half was last written in step k-1; all of those words were awaited, hence landed, before this rank finished
+// step k-1. The next to write there is a peer in step k+1, and it must have finished step k first: all blocks of its
+// launch. Some piece of the tile is not empty, and its chunk 0 belongs to block 0 on every rank. Its result depends on
+// every rank's input, and what this rank contributes to chunk 0 leaves through its own block 0, after the clear and the
+// fence. So without block 0's sends no peer finishes step k, whatever the other blocks have sent. One thread clears:
+// the others of its block wait for it anyway, at a barrier that every step has, and it happens once in 2^30 steps.
+//
+// The words of `squares` (spread.cuh) have such tags too, and halves by the same parity, written and read by this rank
+// alone, and in one launch: that of step k-1 is over, and that of step k+1 does not begin before this one ends.
+PL_FN void clear_old_tags(const pl_step& a, uint64_t epoch) {
+  PL_ROLL
+  for (uint32_t k = 0; k < (a.squares ? 2 : 1); ++k) {
+    const uint64_t bytes = k == 0 ? a.geo.ll_half_bytes : a.squares_half_bytes;
+    char* half = (k == 0 ? slab(a, a.rank) + a.geo.ll : static_cast<char*>(a.squares)) + (~epoch & 1) * bytes;
+    PL_ROLL
+    for (uint64_t at = 0; at + 16 <= bytes; at += 16) dev::post_2x64(half + at, 0, 0);
+  }
+  // The zeros before the sends of the block, which follow its barrier: without it a peer's word of step k+1 could be
+  // overwritten.
+  dev::fence_system();
+}
+
 enum class Entry : uint32_t { Run, Refused };
 
-// What thread 0 of a block that must not run does: see begin().
-PL_COLD void refuse(const pl_step& a, uint64_t turn, uint32_t abort) {
+// What thread 0 of a block does where begin() has found something unusual. The epoch, or 0 if the block must not run.
+PL_COLD uint64_t begin_unusual(const pl_step& a, uint64_t turn, uint32_t abort, bool mine) {
+  const uint64_t epoch = valid_epoch(turn >> PL_TURN_BITS);
   if (abort != PL_REASON_NONE) {
     if ((turn & TURN_MASK) == 0) dev::leave(&a.channel->turn, turn);
-    return;
+    return 0;
   }
-  Verdict verdict;
-  verdict.reason = PL_REASON_CONCURRENT;
-  verdict.peer = a.rank;
-  give_up(a, valid_epoch(turn >> PL_TURN_BITS), verdict);
+  if (!mine) {
+    Verdict verdict;
+    verdict.reason = PL_REASON_CONCURRENT;
+    verdict.peer = a.rank;
+    give_up(a, epoch, verdict);
+    return 0;
+  }
+  if (dev::block() == 0 && (epoch & (CLEAR_PERIOD - 1)) >= CLEAR_AT) clear_old_tags(a, epoch);
+  return epoch;
 }
 
 // Every block enters here. A replay after abort or destroy finds the sticky word, sends nothing, and leaves the
@@ -146,65 +184,28 @@ PL_COLD void refuse(const pl_step& a, uint64_t turn, uint32_t abort) {
 // a launch sees what kernels before it did. Launches without order that happen not to overlap still get consecutive
 // epochs from it; those that do overlap are refused here. On a CPU a step begins with an acquire and ends with a
 // release of it.
-PL_FN Entry begin(Step& s) {
+//
+// All threads wait for the first one. `meanwhile()` is what the others do until then.
+template <class Meanwhile>
+PL_FN Entry begin(Step& s, Meanwhile meanwhile) {
   uint64_t epoch = 0;
   if (dev::tid() == 0) {
-    const uint64_t id = turn_id(s.a);
+    s.id = dev::in_register(turn_id(s.a));
     // Nothing in between that depends on one of them: three round trips at once.
-    const uint64_t turn = dev::enter(&s.a.channel->turn, id);
-    const uint32_t entered = dev::count_in(&s.a.channel->entered);
+    const uint64_t turn = dev::enter(&s.a.channel->turn, s.id);
+    s.entered = dev::count_in(&s.a.channel->entered);
     const uint32_t abort = dev::local_load32(&s.a.state->abort);
-    epoch = valid_epoch(turn >> PL_TURN_BITS);
-    s.found = turn;
-    s.entered = entered;
-    const bool mine = (turn & TURN_MASK) == 0 || (turn & TURN_ID_MASK) == id;
-    if (PL_UNLIKELY(abort != PL_REASON_NONE || !mine)) {
-      refuse(s.a, turn, abort);
-      epoch = 0;
+    epoch = turn >> PL_TURN_BITS;
+    const bool mine = (turn & TURN_MASK) == 0 || (turn & TURN_ID_MASK) == s.id;
+    if (PL_UNLIKELY(abort != PL_REASON_NONE || !mine || special(epoch))) {
+      epoch = begin_unusual(s.a, turn, abort, mine);
+      s.advance = advance_of(turn, epoch);
     }
+  } else {
+    meanwhile();
   }
   s.epoch = dev::share(epoch);
   return PL_LIKELY(s.epoch != 0) ? Entry::Run : Entry::Refused;
-}
-
-// Two neighbouring epochs of every 2^30, of different parity. next_epoch skips neither: it skips only the residues 0
-// to 3.
-constexpr uint64_t CLEAR_PERIOD = uint64_t(1) << 30;
-constexpr uint64_t CLEAR_AT = CLEAR_PERIOD - 2;
-static_assert((CLEAR_AT & 1) != ((CLEAR_AT + 1) & 1), "the two steps clear both halves");
-static_assert(CLEAR_AT > 3 && CLEAR_AT + 1 < CLEAR_PERIOD, "both residues occur in every period");
-
-PL_COLD void clear_half(const pl_step& a, uint64_t epoch) {
-  PL_ROLL
-  for (uint32_t k = 0; k < (a.squares ? 2 : 1); ++k) {
-    const uint64_t bytes = k == 0 ? a.geo.ll_half_bytes : a.squares_half_bytes;
-    char* half = (k == 0 ? slab(a, a.rank) + a.geo.ll : static_cast<char*>(a.squares)) + (~epoch & 1) * bytes;
-    PL_ROLL
-    for (uint64_t at = uint64_t(dev::tid()) * 16; at + 16 <= bytes; at += uint64_t(dev::threads()) * 16)
-      dev::post_2x64(half + at, 0, 0);
-  }
-  // Each thread's zeros before any thread's sends: without it a peer's word of step k+1 could be overwritten.
-  dev::fence_system();
-  dev::sync_block();
-}
-
-// A tag of `ll` must not recur. A word that small messages do not reach keeps the tag of the last large one, and 2^32
-// steps later that tag is right again: stale data would be taken for new. So in two consecutive steps of every 2^30,
-// which have different parity, the half of the ll region that belongs to the other parity is cleared: no tag in a slab
-// is older than 2^30 + 2 steps. Steps of every protocol do it: with `ll` calls on even epochs only, and others between,
-// a clear left to `ll` steps would never reach the half that they use.
-//
-// Why nobody writes to the half being cleared, and why block 0 alone suffices: step k uses half k & 1, if any. The
-// other half was last written in step k-1; all of those words were awaited, hence landed, before this rank finished
-// step k-1. The next to write there is a peer in step k+1, and it must have finished step k first: all blocks of its
-// launch. Some piece of the tile is not empty, and its chunk 0 belongs to block 0 on every rank. Its result depends on
-// every rank's input, and what this rank contributes to chunk 0 leaves through its own block 0, after the clear and the
-// fence. So without block 0's sends no peer finishes step k, whatever the other blocks have sent.
-//
-// The words of `squares` (spread.cuh) have such tags too, and halves by the same parity, written and read by this rank
-// alone, and in one launch: that of step k-1 is over, and that of step k+1 does not begin before this one ends.
-PL_FN void clear_old_tags(const Step& s) {
-  if (PL_UNLIKELY((s.epoch & (CLEAR_PERIOD - 1)) >= CLEAR_AT && dev::block() == 0)) clear_half(s.a, s.epoch);
 }
 
 template <class D>
@@ -228,6 +229,13 @@ PL_FN void fill_range(const Step& s, const Range& r) {
   });
 }
 
+// What a block that is done adds to the channel's word: see begin().
+PL_FN void count_out(const pl_step& a, uint32_t id, uint32_t entered, uint32_t advance) {
+  const uint32_t others = dev::blocks() - 1;
+  const uint32_t last = (advance << PL_TURN_BITS) - id - others * uint32_t(BLOCK_DONE);
+  dev::count_out(&a.channel->turn, entered == others ? last : uint32_t(BLOCK_DONE));
+}
+
 // Long after every block of a launch that has given up is done.
 constexpr uint64_t FILL_AFTER_NS = 200 * 1000 * 1000;
 
@@ -236,7 +244,10 @@ constexpr uint64_t FILL_AFTER_NS = 200 * 1000 * 1000;
 // back already. The others are done soon, since the sticky word is set; a launch whose word is spoilt by one that it
 // met never sees the carry, and has filled this block's packs at least.
 template <class D>
-PL_COLD void end_failed(const pl_step& a, uint64_t epoch) {
+PL_COLD void end_failed(const pl_step& a, uint64_t epoch, uint32_t entered, uint32_t advance) {
+  dev::fence_system();
+  dev::sync_block();
+  if (dev::tid() == 0) count_out(a, turn_id(a), entered, advance);
   const uint64_t mine = epoch << PL_TURN_BITS, next = next_epoch(epoch) << PL_TURN_BITS, before = dev::now_ns();
   bool all_done = false;
   PL_ROLL
@@ -276,35 +287,29 @@ PL_FN void land_rearmed_once(const Step& s, uint32_t rearming) {
   }
 }
 
-// Every block that began ends here, with its own verdict.
+// Every block that began ends here; where a thread is not `ok` it has given up.
 //
-// `fill_own()` writes NaN (integers: zero) over the packs of this block. Not over more, before all blocks are done:
-// where an output is the input another block may still be sending from there, and its peers would take the fill for
-// data. A block that failed then fills the rest as well. What a block that succeeded wrote into the output may land
-// after that: then a few sums of a failed step are there, and they are right. The next launch is behind the end of this
-// kernel.
-template <class D, class Fill>
-PL_FN void end(Step& s, bool ok, Fill fill_own) {
-  if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
-  const bool failed = dev::any_in_block(!ok);  // all threads of the block are done with the channel's data
-  if (PL_UNLIKELY(failed)) fill_own();
-  // On a CPU every step ends with a fence: a slot that this step has read with plain loads may be overwritten in step
-  // k+2 by a writer that has heard of our progress through relaxed words alone (a step k+1 of ll or sentinel). The
-  // fence here and the one that the writer executed at the end of its step k+1 order our loads before its stores. On a
-  // GPU the end of the kernel does that.
-  if (dev::HOST || PL_UNLIKELY(failed)) {
-    dev::fence_system();
-    dev::sync_block();
-  }
-  if (dev::tid() == 0) {
-    uint64_t term = BLOCK_DONE;
-    if (s.entered == dev::blocks() - 1) {
-      const uint64_t epochs = next_epoch(s.epoch) - (s.found >> PL_TURN_BITS);
-      term = (epochs << PL_TURN_BITS) - turn_id(s.a) - (dev::blocks() - 1) * BLOCK_DONE;
+// `fail()` writes NaN (integers: zero) over the packs of this block, and goes on with end_failed. Not over more, before
+// all blocks are done: where an output is the input another block may still be sending from there, and its peers would
+// take the fill for data. A block that failed then fills the rest as well. What a block that succeeded wrote into the
+// output may land after that: then a few sums of a failed step are there, and they are right. The next launch is behind
+// the end of this kernel.
+template <class Fail>
+PL_FN void end(const Step& s, bool ok, Fail fail) {
+  // Behind the barrier all threads of the block are done with the channel's data.
+  if (PL_LIKELY(!dev::any_in_block(!ok))) {
+    // On a CPU every step ends with a fence: a slot that this step has read with plain loads may be overwritten in step
+    // k+2 by a writer that has heard of our progress through relaxed words alone (a step k+1 of ll or sentinel). The
+    // fence here and the one that the writer executed at the end of its step k+1 order our loads before its stores. On
+    // a GPU the end of the kernel does that.
+    if (dev::HOST) {
+      dev::fence_system();
+      dev::sync_block();
     }
-    dev::count_out(&s.a.channel->turn, term);
+    if (dev::tid() == 0) count_out(s.a, s.id, s.entered, s.advance);
+    return;
   }
-  if (PL_UNLIKELY(failed)) end_failed<D>(s.a, s.epoch);
+  fail();
 }
 
 }  // namespace PL_NAMESPACE

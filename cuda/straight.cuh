@@ -19,6 +19,27 @@
 
 namespace PL_NAMESPACE {
 
+// What Straight::gather does between polls, now and then. Apart, with all that only a wait in vain needs: what stands
+// in the middle of the step is fetched by every launch, executed or not.
+template <class D, class P, uint32_t K>
+PL_COLD uint64_t look_or_give_up(const typename Fan<K>::Args& u, uint64_t epoch, uint32_t phase, uint32_t wanted,
+                                 uint64_t place, uint64_t found, uint32_t spins) {
+  if (look_of(found) == Look::KeepWaiting) return look_again(u.step, epoch, found, spins);
+  Step s(u.step, 0, 0);
+  s.epoch = epoch;
+  s.phase = phase;
+  give_up_waiting(s, look_of(found), [&] {
+    const auto& ph = u.phase[phase];
+    PL_ROLL
+    for (uint32_t k = 0; k < K + 1; ++k) {
+      if (bit(wanted, k) && P::is_missing(s, reinterpret_cast<const char*>(ph.at[k] + place)))
+        return uint32_t(ph.from[k]);
+    }
+    return wanted ? uint32_t(ph.from[dev::lowest_bit(wanted)]) : s.a.rank;  // it has come since
+  });
+  return GAVE_UP;
+}
+
 template <class D, class P, uint32_t K>
 struct Straight {
   using Words = P;
@@ -102,7 +123,7 @@ struct Straight {
       for (uint32_t k = 0; k < LEAVES; ++k) {
         PL_EACH
         for (uint32_t w = 0; w < WORDS; ++w) *seen[k].words(w) = Words::SAME;
-        dev::poll_4x32_if(wanted >> k & 1, Words::seen(s, at(ph.at[k])), seen[k].words(0));
+        dev::poll_4x32_if(bit(wanted, k), Words::seen(s, at(ph.at[k])), seen[k].words(0));
       }
     }
   }
@@ -116,13 +137,20 @@ struct Straight {
   // first look at what they brought: in between, a look would wait for one load before the next is even on its way. The
   // largest word says whether any is still to come: a comparison of each would need more predicates than there are.
   template <uint32_t N, class Slot>
-  static PL_FN bool poll(uint32_t wanted, Slot* const (&slots)[N], dev::Raw (&raw)[N]) {
+  PL_FN bool poll(uint32_t wanted, Slot* const (&slots)[N], dev::Raw (&raw)[N]) const {
     PL_EACH
-    for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
-    uint32_t largest = 0;
-    PL_EACH
-    for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
-    return largest != Words::UNWRITTEN;
+    for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(bit(wanted, k), slots[k], raw[k].words(0));
+    if constexpr (Words::REMEMBERS) {
+      uint32_t least = ~0u;
+      PL_EACH
+      for (uint32_t k = 0; k < N; ++k) least = smaller(least, Words::least_change(raw[k], seen[k]));
+      return least != 0;
+    } else {
+      uint32_t largest = 0;
+      PL_EACH
+      for (uint32_t k = 0; k < N; ++k) largest = larger(largest, Words::largest(raw[k]));
+      return largest != Words::UNWRITTEN;
+    }
   }
   // Waits for them.
   template <uint32_t N>
@@ -131,32 +159,15 @@ struct Straight {
     const char* slots[N];
     PL_EACH
     for (uint32_t k = 0; k < N; ++k) slots[k] = at(ph.at[k]);
-    const auto missing = [&] { return missing_peer(ph, wanted); };
-    if constexpr (Words::REMEMBERS) {
-      const auto come = [&] {
-        PL_EACH
-        for (uint32_t k = 0; k < N; ++k) dev::poll_4x32_if(wanted >> k & 1, slots[k], raw[k].words(0));
-        uint32_t least = ~0u;
-        PL_EACH
-        for (uint32_t k = 0; k < N; ++k) least = smaller(least, Words::least_change(raw[k], seen[k]));
-        return least != 0;
-      };
-      if (PL_UNLIKELY(!await(s, come, missing))) return false;
-      PL_EACH
-      for (uint32_t k = 0; k < N; ++k) Words::take_if(wanted >> k & 1, s, at(ph.at[k]), raw[k], seen[k]);
-      return true;
-    } else {
-      return await(
-          s, [&] { return poll(wanted, slots, raw); }, missing);
-    }
-  }
-  // Looked for once a wait has ended in vain.
-  PL_FN uint32_t missing_peer(const Phase& ph, uint32_t wanted) {
-    PL_ROLL
-    for (uint32_t k = 0; k < LEAVES; ++k) {
-      if ((wanted >> k & 1) && Words::is_missing(s, at(ph.at[k]))) return ph.from[k];
-    }
-    return wanted ? ph.from[dev::lowest_bit(wanted)] : s.a.rank;  // it has come since
+    const auto again = [&](uint64_t found, uint32_t spins) {
+      return look_or_give_up<D, P, K>(u, s.epoch, s.phase, wanted, place, found, spins);
+    };
+    if (PL_UNLIKELY(!poll_until(
+            s, [&] { return poll(wanted, slots, raw); }, again)))
+      return false;
+    if constexpr (Words::REMEMBERS) PL_EACH
+    for (uint32_t k = 0; k < N; ++k) Words::take_if(bit(wanted, k), s, at(ph.at[k]), raw[k], seen[k]);
+    return true;
   }
   // Between the first sends and the first polls.
   PL_FN void land() {
@@ -169,8 +180,11 @@ struct Straight {
   }
   template <uint32_t N>
   PL_FN void rearm(const Phase& ph, uint32_t read) {
-    if constexpr (!Words::REMEMBERS) PL_EACH
-    for (uint32_t k = 0; k < N; ++k) Words::rearm_if(read >> k & 1, at(ph.at[k]));
+    if constexpr (!Words::REMEMBERS) {
+      const typename Words::Armed armed(s.epoch);
+      PL_EACH
+      for (uint32_t k = 0; k < N; ++k) armed.post_if(bit(read, k), at(ph.at[k]));
+    }
   }
 
   // The leaves that arrive, and the rank's own, summed along the balanced tree (add_tree in fold.cuh).
@@ -180,7 +194,7 @@ struct Straight {
     PL_EACH
     for (uint32_t k = 0; k < LEAVES; ++k) PL_EACH
     for (uint32_t w = 0; w < WORDS; ++w)
-      *raw[k].words(w) = own >> k & 1 ? Words::legal(mine.word(w)) : negative_zero<D>();
+      *raw[k].words(w) = bit(own, k) ? Words::legal(mine.word(w)) : negative_zero<D>();
     const bool ok = gather(ph, wanted, raw);
     float value[elements<D>()];
     PL_UNROLL
@@ -202,7 +216,6 @@ struct Straight {
   }
   PL_FN void send_one() {
     const Phase& ph = u.phase[0];
-    clear_old_tags(s);
     find_place();
     const uint32_t peers = dev::set_bits(ph.remote);
     recall(0, [&](uint32_t k) { return j < u.widest && k < peers; });
@@ -234,7 +247,6 @@ struct Straight {
   }
   PL_FN bool run_two() {
     const Phase &scatter = u.phase[0], &collect = u.phase[1];
-    clear_old_tags(s);
     find_place();
     recall(0, [&](uint32_t k) { return j < scatter.send_packs[k]; });
     recall_seen(scatter, j < scatter.item_packs[0] ? scatter.remote : 0);
@@ -262,7 +274,7 @@ struct Straight {
     for (uint32_t w = 0; w < WORDS; ++w) *raw[k].words(w) = 0;
     if (PL_UNLIKELY(!gather(collect, theirs, raw))) return false;
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) dev::pack_store_if(theirs >> k & 1, output(collect.item_first[k]), raw[k]);
+    for (uint32_t k = 0; k < K; ++k) dev::pack_store_if(bit(theirs, k), output(collect.item_first[k]), raw[k]);
     rearm<K>(collect, theirs);
     return true;
   }

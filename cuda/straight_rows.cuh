@@ -10,7 +10,7 @@
 // A launch of one phase has a warp more per block than it has work for. That warp has no pack and waits for nothing, so
 // it is ahead of the others while they wait, and the instructions that they need next are there: fetched by each launch
 // anew, they cost more than executing them. Between the entry and the end it takes part in no barrier (dev::any_of), or
-// it would wait too; but for that of clear_half, where no thread has begun to wait and all of the block meet alike.
+// it would wait too.
 #ifndef PEERLANE_STRAIGHT_ROWS_CUH
 #define PEERLANE_STRAIGHT_ROWS_CUH
 
@@ -64,8 +64,6 @@ struct StraightSpread {
     const uint32_t wanted = here ? ph.remote : 0;
     char* const word = dev::in_register(rows.word(row, steps.in_tile));  // worked out before the wait
     bool ok = steps.sum(ph, wanted, total);
-    // At once: the other blocks wait for squares that do not come.
-    if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
     const bool has = here && ok;
     const float squares = add_words<D>(total, residual, r);
     if (has) rows.post(word, rows.alone(row, steps.in_tile), squares);
@@ -90,7 +88,7 @@ struct StraightSpread {
 //   the input come before the barrier in begin() (dev::share), all stores behind it, and a row is one block's. Of the
 //   residual a thread reads what it writes itself.
 // - All packs of a row are one block's, so pack 0 of every piece is block 0's (clear_old_tags).
-// - Who waits for results only, might find a peer late that itself waits for a third. So it waits twice (awaited),
+// - Who waits for results only, might find a peer late that itself waits for a third. So it waits twice (await_twice),
 //   up to two deadlines: those that sum wait for that third one from the start, here and on every other rank, and name
 //   it after one.
 template <class D, uint32_t K>
@@ -158,7 +156,6 @@ struct StraightRow {
   }
 
   PL_FN void send() {
-    clear_old_tags(s);
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {
       const Cut cut = input(i);
@@ -186,14 +183,14 @@ struct StraightRow {
   // Results of peers.
   PL_FN bool gather(uint32_t wanted, char* const (&slots)[EACH], dev::Raw (&raw)[EACH]) {
     wanted = dev::in_register(wanted);
-    return awaited(
-        s, [&] { return Steps::poll(wanted, slots, raw); }, [&] { return missing_peer(wanted); });
+    return await_twice(
+        s, [&] { return sums.poll(wanted, slots, raw); }, [&] { return missing_peer(wanted); });
   }
   PL_FN uint32_t missing_peer(uint32_t wanted) const {
     uint32_t from = s.a.rank;  // it has come since
     PL_ROLL
     for (uint32_t i = 0; i < EACH; ++i) {
-      if (!(wanted >> i & 1)) continue;
+      if (!bit(wanted, i)) continue;
       dev::Raw seen;
       dev::poll_4x32(at(u.phase[1].at[place(i)], result(i)), seen.words(0));
       if (Words::largest(seen) == Words::UNWRITTEN) from = u.phase[1].from[place(i)];
@@ -211,8 +208,6 @@ struct StraightRow {
     if (dev::tid() == 0) dev::keep_square_if(s.packs & 1, uint32_t(s.packs), 0.0f);
     bool ok = true;
     if (adds()) ok = sum(raw[EACH - 1]);
-    // A failure is told at once, since other threads of the block wait before the barrier.
-    if (PL_UNLIKELY(!ok)) give_up(s.a, s.epoch, s);
     s.phase = 1;
     uint32_t has = 0, wanted = 0;
     char* slots[EACH];
@@ -229,15 +224,15 @@ struct StraightRow {
     if (PL_UNLIKELY(!gather(wanted, slots, raw))) {
       ok = false;
       has = wanted = 0;
-      give_up(s.a, s.epoch, s);
     }
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i)
-      dev::keep_square_if(has >> i & 1, result(i).first + unit, add_words<D>(raw[i], residual[i], raw[i]));
+      dev::keep_square_if(bit(has, i), result(i).first + unit, add_words<D>(raw[i], residual[i], raw[i]));
+    const typename Words::Armed armed(s.epoch);
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {
-      dev::pack_store_if(has >> i & 1, residual_out_at(s, in_tile(result(i))), raw[i]);
-      Words::rearm_if(wanted >> i & 1, slots[i]);
+      dev::pack_store_if(bit(has, i), residual_out_at(s, in_tile(result(i))), raw[i]);
+      armed.post_if(bit(wanted, i), slots[i]);
     }
     if (dev::tid() < workers()) {
       // The barrier that the squares need besides.
@@ -257,7 +252,7 @@ struct StraightRow {
     for (uint32_t i = 0; i < EACH; ++i) {
       dev::Raw normed;
       scale_words<D>(raw[i], scale, gamma[i], s.a.weight_bias, normed);
-      dev::pack_store_if(has >> i & 1, static_cast<char*>(s.a.output) + in_tile(result(i)) * PL_PACK_BYTES, normed);
+      dev::pack_store_if(bit(has, i), static_cast<char*>(s.a.output) + in_tile(result(i)) * PL_PACK_BYTES, normed);
     }
     return true;
   }

@@ -299,7 +299,6 @@ struct Unrolled {
     return turns.each(u.widest, [&](uint32_t row, uint32_t j) { return fold(ph, row, j); });
   }
   PL_FN bool run() {
-    clear_old_tags(s);
     half = (s.epoch & s.a.geo.rotation) * s.a.geo.half_bytes;
     if constexpr (ONE) {
       return run_phase(u.phase[0], true);
@@ -357,39 +356,46 @@ struct Unrolled {
   }
 };
 
-// Apart from the step that runs, which it would make longer.
+// What a block does that was refused (epoch 0) or has failed. Apart from the step that runs, which it would make
+// longer.
 template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS>
-PL_COLD void fill_own_unrolled(const typename Fan<K>::Args& u) {
+PL_COLD void fail_unrolled(const typename Fan<K>::Args& u, uint64_t epoch, uint32_t entered, uint32_t advance) {
   Step s(u.step, (ROWS ? u.step.width : u.step.count) / elements<D>(), ROWS ? u.step.rows : 0);
   Unrolled<D, P, K, PHASES, ROWS>(s, u).fill_own();
+  if (epoch != 0) end_failed<D>(u.step, epoch, entered, advance);
 }
 
-template <class D, class P, uint32_t K, uint32_t PHASES, class Fill>
-PL_FN void all_reduce_straight(const typename Fan<K>::Args& u, Fill fill) {
+template <class D, class P, uint32_t K, uint32_t PHASES, bool ROWS, class Run>
+PL_FN void run_step(Step& s, const typename Fan<K>::Args& u, Run run) {
+  const auto fail = [&] { fail_unrolled<D, P, K, PHASES, ROWS>(u, s.epoch, s.entered, s.advance); };
+  const auto meanwhile = [&] {
+    if (dev::tid() >= dev::WARP) fetch_arguments<K, PHASES>(u);  // the first warp would hold up its first thread
+  };
+  if (PL_UNLIKELY(begin(s, meanwhile) == Entry::Refused)) return fail();
+  end(s, run(), fail);
+}
+
+template <class D, class P, uint32_t K, uint32_t PHASES>
+PL_FN void all_reduce_straight(const typename Fan<K>::Args& u) {
   Step s(u.step, 0, 0);
   Straight<D, P, K> steps(s, u);
   PHASES == 1 ? steps.load_one() : steps.load_two();
-  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-  const bool ok = PHASES == 1 ? steps.run_one() : steps.run_two();
-  end<D>(s, ok, fill);
+  run_step<D, P, K, PHASES, false>(s, u, [&] { return PHASES == 1 ? steps.run_one() : steps.run_two(); });
 }
 
 // One step: sums and averages of floats, by a word protocol. On a GPU delta has the short path alone.
 template <class D, class P, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_unrolled(const typename Fan<K>::Args& u) {
-  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, false>(u); };
   if constexpr (dev::STRIP == 1 && P::REMEMBERS) {
-    all_reduce_straight<D, P, K, PHASES>(u, fill);
+    all_reduce_straight<D, P, K, PHASES>(u);
   } else {
     if constexpr (dev::STRIP == 1 && P::HAS_STRAIGHT)
-      if (PL_LIKELY(u.straight)) return all_reduce_straight<D, P, K, PHASES>(u, fill);
+      if (PL_LIKELY(u.straight)) return all_reduce_straight<D, P, K, PHASES>(u);
     if (u.step.count == 0) return;  // an empty call is no step
     Step s(u.step, u.step.count / elements<D>(), 0);
     Unrolled<D, P, K, PHASES, false> steps(s, u);
     steps.load_first();
-    if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-    const bool ok = may_run(s) && steps.run();
-    end<D>(s, ok, fill);
+    run_step<D, P, K, PHASES, false>(s, u, [&] { return may_run(s) && steps.run(); });
   }
 }
 
@@ -399,15 +405,15 @@ PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
   if (u.step.rows == 0) return;
   Step s(u.step, u.step.width / elements<D>(), u.step.rows);
   Unrolled<D, P, K, PHASES, true> steps(s, u);
-  const auto fill = [&] { fill_own_unrolled<D, P, K, PHASES, true>(u); };
   steps.load_first();
-  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-  bool ok = may_run(s) && steps.run();
-  if constexpr (!dev::HOST)
-    ok = SpreadNorm<D, decltype(steps)>(steps).run(ok);
-  else if (PL_LIKELY(ok))
-    add_rms_norm<D>(u.step);
-  end<D>(s, ok, fill);
+  run_step<D, P, K, PHASES, true>(s, u, [&] {
+    bool ok = may_run(s) && steps.run();
+    if constexpr (!dev::HOST)
+      ok = SpreadNorm<D, decltype(steps)>(steps).run(ok);
+    else if (PL_LIKELY(ok))
+      add_rms_norm<D>(u.step);
+    return ok;
+  });
 }
 
 // Where the host says so; sums by sentinel alone.
@@ -415,10 +421,8 @@ template <class D, uint32_t K, uint32_t PHASES>
 PL_FN void all_reduce_add_rms_norm_straight(const typename Fan<K>::Args& u) {
   Step s(u.step, u.step.width / elements<D>(), u.step.rows);
   typename StraightRowsOf<D, K, PHASES>::Type steps(s, u);
-  const auto fill = [&] { fill_own_unrolled<D, Sentinel<D>, K, PHASES, true>(u); };
   steps.load();
-  if (PL_UNLIKELY(begin(s) == Entry::Refused)) return fill();
-  end<D>(s, steps.run(), fill);
+  run_step<D, Sentinel<D>, K, PHASES, true>(s, u, [&] { return steps.run(); });
 }
 
 }  // namespace PL_NAMESPACE

@@ -97,41 +97,12 @@ PL_FN Look look(const pl_step& a, uint64_t epoch, uint64_t& start, uint32_t spin
 // a reference to what a wait keeps in registers would put that into memory.
 constexpr uint32_t LOOK_BITS = 2;
 static_assert(uint32_t(Look::Left) < 1u << LOOK_BITS, "a look fits its bits");
-PL_COLD uint64_t look_again(const pl_step& a, uint64_t epoch, uint64_t start, uint32_t spins) {
+constexpr uint64_t NOTHING_YET = 0, GAVE_UP = ~uint64_t(0);
+PL_FN Look look_of(uint64_t found) { return Look(found & ((1u << LOOK_BITS) - 1)); }
+PL_COLD uint64_t look_again(const pl_step& a, uint64_t epoch, uint64_t found, uint32_t spins) {
+  uint64_t start = found >> LOOK_BITS;
   const Look seen = look(a, epoch, start, spins);
   return start << LOOK_BITS | uint64_t(seen);
-}
-
-// Polls until `poll()` is true. Every spin of every kernel is this loop, so every spin ends: false after the deadline,
-// or when this rank's abort word or a peer's record says that the step cannot finish.
-//
-// After such a word it polls once more and takes what is there: a rank whose data had all arrived finishes the step, so
-// ranks differ by at most the step in which the fault arose, and a rank that is done never turns good data into NaN.
-// `peer()` names whom it waits for, and is called only when the deadline has passed.
-template <class Poll, class Peer>
-PL_FN bool await(Step& s, Poll poll, Peer peer) {
-  uint64_t start = 0;
-  Look seen = Look::KeepWaiting;
-  PL_ROLL
-  for (uint32_t spins = 1;; ++spins) {
-    if (PL_LIKELY(poll())) return true;
-    if (PL_UNLIKELY(seen != Look::KeepWaiting)) break;
-    const bool yield = dev::HOST && (s.a.yield || spins > POLLS_BEFORE_YIELD);
-    dev::pause(yield);
-    if (PL_UNLIKELY(spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0)) {
-      const uint64_t said = look_again(s.a, s.epoch, start, spins);
-      start = said >> LOOK_BITS;
-      seen = Look(said & ((1u << LOOK_BITS) - 1));
-    }
-  }
-  if (seen == Look::Expired) {
-    s.reason = PL_REASON_DEADLINE;
-    s.peer = peer();
-  } else if (seen == Look::Left) {
-    s.reason = PL_REASON_LEFT;
-    s.peer = dev::local_load32(&s.a.report->leaver);
-  }
-  return false;
 }
 
 // A thread's step has failed, `verdict` says why: makes it sticky here and, where the verdict is this rank's own, tells
@@ -183,6 +154,70 @@ PL_COLD void give_up(const pl_step& a, uint64_t epoch, Verdict verdict) {
     // Validity last, and only after the words are visible: a reader never takes half a record for a whole one.
     dev::flag_release(to + 8 * RECORD_WORDS, 1);
   }
+}
+
+// Why a wait has ended in vain, to all; `peer()` names whom it was for, and is called only when the deadline has
+// passed.
+template <class Peer>
+PL_FN void give_up_waiting(const Step& s, Look seen, Peer peer) {
+  Verdict verdict;
+  verdict.phase = s.phase;
+  if (seen == Look::Expired) {
+    verdict.reason = PL_REASON_DEADLINE;
+    verdict.peer = peer();
+  } else if (seen == Look::Left) {
+    verdict.reason = PL_REASON_LEFT;
+    verdict.peer = dev::local_load32(&s.a.report->leaver);
+  }
+  give_up(s.a, s.epoch, verdict);
+}
+
+// Polls until `poll()` is true. Every spin of every kernel is this loop, so every spin ends: after `again(found,
+// spins)`, called now and then, returns GAVE_UP. `found` is what the last look found, in the beginning NOTHING_YET.
+//
+// After a look that ends the wait it polls once more and takes what is there: a rank whose data had all arrived
+// finishes the step, so ranks differ by at most the step in which the fault arose, and a rank that is done never turns
+// good data into NaN.
+template <class Poll, class Again>
+PL_FN bool poll_until(const Step& s, Poll poll, Again again) {
+  uint64_t found = NOTHING_YET;
+  PL_ROLL
+  for (uint32_t spins = 1;; ++spins) {
+    if (PL_LIKELY(poll())) return true;
+    const bool yield = dev::HOST && (s.a.yield || spins > POLLS_BEFORE_YIELD);
+    if (look_of(found) == Look::KeepWaiting) dev::pause(yield);
+    if (PL_UNLIKELY(look_of(found) != Look::KeepWaiting || spins % (yield ? YIELDS_PER_LOOK : POLLS_PER_LOOK) == 0)) {
+      found = again(found, spins);
+      if (found == GAVE_UP) return false;
+    }
+  }
+}
+
+// Polls until `poll()` is true; false after the deadline, or when this rank's abort word or a peer's record says that
+// the step cannot finish. Then it has given up already.
+template <class Poll, class Peer>
+PL_FN bool await(const Step& s, Poll poll, Peer peer) {
+  return poll_until(s, poll, [&](uint64_t found, uint32_t spins) {
+    if (look_of(found) == Look::KeepWaiting) return look_again(s.a, s.epoch, found, spins);
+    give_up_waiting(s, look_of(found), peer);
+    return GAVE_UP;
+  });
+}
+
+// Waits twice, for what comes from another block of this rank, or by way of another thread. Such a one began its wait
+// for a peer before this one, but may look at the clock after it: it names the peer that is missing, where this one
+// would name its own rank, or a peer that waits itself. And where a peer gave up in a later step than this, all that
+// this step needs has come, and the others have time to say so. The deadline of such a wait is twice as long: where
+// nobody else gives up, it ends after two.
+template <class Poll, class Peer>
+PL_FN bool await_twice(const Step& s, Poll poll, Peer peer) {
+  uint32_t tries = 0;
+  return poll_until(s, poll, [&](uint64_t found, uint32_t spins) {
+    if (look_of(found) == Look::KeepWaiting) return look_again(s.a, s.epoch, found, spins);
+    if (tries++ == 0) return NOTHING_YET;
+    give_up_waiting(s, look_of(found), peer);
+    return GAVE_UP;
+  });
 }
 
 }  // namespace PL_NAMESPACE

@@ -52,7 +52,7 @@ inline void post_4x32(void* p, const uint32_t* w) {
   if (control() == CONTROL_NO_REARM && armed) return;
   if (control() == CONTROL_FORGETS && !world->in_slab(p)) return;
   for (int i = 0; i < 4; ++i) {
-    const bool raw = control() == CONTROL_RAW_NAN && (w[i] == 0x7fffffffu || w[i] == 0x7fff7fffu);
+    const bool raw = control() == CONTROL_RAW_NAN && w[i] == 0xfffffffeu;
     world->post(static_cast<uint32_t*>(p) + i, raw ? 0xffffffffu : w[i], 4);
   }
 }
@@ -63,10 +63,10 @@ inline void poll_4x32(const void* p, uint32_t* w) {
     if (control() == CONTROL_ALL_IS_NEW && !world->in_slab(p)) w[i] ^= 0x00010000u;
   }
 }
-inline void post_4x32_if(bool on, void* p, const uint32_t* w) {
+inline void post_4x32_if(uint32_t on, void* p, const uint32_t* w) {
   if (on) post_4x32(p, w);
 }
-inline void poll_4x32_if(bool on, const void* p, uint32_t* w) {
+inline void poll_4x32_if(uint32_t on, const void* p, uint32_t* w) {
   if (on) poll_4x32(p, w);
 }
 inline void post_64(void* p, uint64_t v) {
@@ -126,6 +126,7 @@ inline bool any_of(uint32_t threads, bool x) {
   return world->meet_part(threads, x);
 }
 inline uint64_t share(uint64_t v) { return world->share(v); }
+inline void need(uint64_t) {}
 
 constexpr uint32_t LANES = 256;
 inline float tree_over_lanes(const float* values, uint32_t items) {
@@ -177,7 +178,7 @@ inline float sum_of_groups(uint32_t row, uint32_t set) {
 // A row that is one block's has more packs of a unit per thread here than on a GPU, and still several groups of
 // threads.
 constexpr uint32_t MOST_SQUARES = explorer::MAX_SQUARES, ROW_PACKS = 4;
-inline void keep_square_if(bool on, uint32_t pack, float x) {
+inline void keep_square_if(uint32_t on, uint32_t pack, float x) {
   world->point();
   if (on) world->squares()[pack] = x;
 }
@@ -315,11 +316,11 @@ inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
 }
 inline void pack_load(Raw& r, const void* p) { memcpy(r.w, p, 16); }
 inline void pack_store(void* to, const Raw& r, uint32_t) { memcpy(to, r.w, 16); }
-inline void pack_load_if(bool on, Raw& r, const void* p) {
+inline void pack_load_if(uint32_t on, Raw& r, const void* p) {
   memset(r.w, 0, 16);
   if (on) memcpy(r.w, p, 16);
 }
-inline void pack_store_if(bool on, void* to, const Raw& r) {
+inline void pack_store_if(uint32_t on, void* to, const Raw& r) {
   if (on) memcpy(to, r.w, 16);
 }
 template <class T>
@@ -391,10 +392,10 @@ inline void user_copy(void* to, const Raw& r, uint32_t bytes) {
 }
 inline void pack_load(Raw& r, const void* p) { r.p = static_cast<const unsigned char*>(p); }
 inline void pack_store(void* to, const Raw& r, uint32_t bytes) { memcpy(to, r.p, bytes); }
-inline void pack_load_if(bool on, Raw& r, const void* p) {
+inline void pack_load_if(uint32_t on, Raw& r, const void* p) {
   if (on) pack_load(r, p);
 }
-inline void pack_store_if(bool on, void* to, const Raw& r) {
+inline void pack_store_if(uint32_t on, void* to, const Raw& r) {
   if (on) memcpy(to, r.p, 16);
 }
 template <class T>
