@@ -22,22 +22,22 @@ PL_FAN(7)
 PL_FAN(15)
 #undef PL_FAN
 
-// Arguments are fetched anew for every launch, line by line. What the hot path of two ranks needs is two lines: one
-// that begins with what the driver needs, before the arguments (of GPUs of 9.0 at 0x210), and one around the end of
-// pl_step.
+// Arguments are fetched anew for every launch, line by line. What a sum of two ranks needs by sentinel is two lines:
+// one that begins with what the driver needs, before the arguments (of GPUs of 9.0 at 0x210), and one around the end of
+// pl_step. Where arguments begin elsewhere, none of this is wrong; it may take a line more.
 constexpr uint64_t LINE = 64, FIRST_ARGUMENT = 0x210;
 constexpr PL_FN uint64_t line_of(uint64_t offset) { return (FIRST_ARGUMENT + offset) / LINE; }
 static_assert(line_of(offsetof(pl_step, geo.rotation)) == line_of(0), "the first line");
 static_assert(line_of(offsetof(pl_step, host_staged)) == line_of(offsetof(pl_unrolled_1, phase[0].at[1])), "one line");
 static_assert(line_of(offsetof(pl_step, rows)) == line_of(offsetof(pl_step, squares_half_bytes)), "one line");
 
-// Fetches the lines behind those that the phases of a sum need, while there is nothing else to do: later each is a
-// wait.
+// Fetches the further lines that a sum's phases need, while there is nothing else to do: later each of them is a wait.
 template <uint32_t K, uint32_t PHASES>
 PL_FN void fetch_arguments(const typename Fan<K>::Args& u) {
   using Args = typename Fan<K>::Args;
   constexpr uint64_t FROM = (line_of(offsetof(Args, widest)) + 1) * LINE - FIRST_ARGUMENT;
   constexpr uint64_t TO = PHASES == 1 ? offsetof(Args, phase[0].send_first) : offsetof(Args, phase[1].fold);
+  static_assert(FROM % 8 == 0 && TO + 8 <= sizeof(Args), "whole words of the arguments");
   if constexpr (FROM < TO) {
     uint64_t words = 0;
     PL_EACH

@@ -20,8 +20,8 @@
 // - Ranks go by it alike: what decides are the call's type, operation and count and the plan, which all share, never an
 //   address (comm/gpu/delta.rs).
 // - What two ranks have sent last is asked for before the channel is claimed (Straight::recall_early): all that came
-// before
-//   the launch is done then. Launches that nobody has put in order are a fault that is refused where they overlap.
+//   before the launch is done then. Launches that nobody has put in order are a fault that is refused where they
+//   overlap.
 // - What a rank remembers goes past the caches of multiprocessors, like the words themselves: the next launch may have
 //   another thread for the place.
 #ifndef PEERLANE_PROTOCOL_DELTA_CUH

@@ -3,10 +3,9 @@
 // Why it is right:
 // - A 32-bit aligned store is atomic in every model (PTX, PCIe, CPUs), and every word proves its own arrival, so no
 //   order among words is needed: no fence, no flag, once the bytes.
-// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write another
-// one
-//   in its place, one bit away. Sent as it is, the word would never arrive: a hang. For f64 and integers all ones is a
-//   number, so the protocol refuses them.
+// - All ones is a NaN in every legal type (two bf16 or f16, one f32, an fp32 partial), so a sender may write the one
+//   in its place that is less by one. Sent as it is, the word would never arrive: a hang. For f64 and integers all ones
+//   is a number, so the protocol refuses them.
 // - Every word of a pack is written, the tail padded with zeros: a reader polls whole packs, and an unwritten tail word
 //   would hang it. 0 is not the sentinel.
 // - The reader re-arms each word it has read before it ends the step. Left in place, the word would be taken for the

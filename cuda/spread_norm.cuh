@@ -106,7 +106,7 @@ struct SpreadNorm {
   }
 
   // Norms this block's packs; false, for all its threads alike, if a thread was not `ok` or another block's squares did
-  // not come. A thread that is not says so at once: the others wait for what it has not posted.
+  // not come. A thread that is not has told so already: the others wait for what it has not posted.
   PL_FN bool run(bool ok) {
     const Units& units = steps.turns;
     if (units.none()) return ok;

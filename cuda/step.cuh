@@ -172,7 +172,9 @@ PL_COLD uint64_t begin_unusual(const pl_step& a, uint64_t turn, uint32_t abort, 
 // How the word goes from this step's epoch to the next one's when the last block is done, though no block waits to
 // learn whether it is the last (an atomic that returns a value would hold up the end of the kernel for its round trip):
 // every block that is done adds to the word, and the sum of all that is added is what is missing to (next epoch, no
-// count, no id). All terms are positive, so the carry into the epoch comes with the last term alone. All but one add
+// count, no id). All terms are positive, so the sum is there with the last term alone. (Where the epoch goes on by more
+// than 1, part of that may be there before, but with a count that is not 0: a launch that comes along finds it busy.)
+// All but one add
 // BLOCK_DONE; the one whose term takes the id away is the last that began, which it learns here from a count whose
 // round trip is beside that of the OR: behind it no block of the launch looks at the word any more, so that nobody
 // misses the id. (Both words lie in one sector of memory, and a GPU makes the two atomics of a thread there in their
@@ -190,7 +192,7 @@ template <class Meanwhile>
 PL_FN Entry begin(Step& s, Meanwhile meanwhile) {
   uint64_t epoch = 0;
   if (dev::tid() == 0) {
-    s.id = dev::in_register(turn_id(s.a));
+    s.id = dev::in_register(turn_id(s.a));  // for the end too: once, not twice
     // Nothing in between that depends on one of them: three round trips at once.
     const uint64_t turn = dev::enter(&s.a.channel->turn, s.id);
     s.entered = dev::count_in(&s.a.channel->entered);
@@ -199,7 +201,7 @@ PL_FN Entry begin(Step& s, Meanwhile meanwhile) {
     const bool mine = (turn & TURN_MASK) == 0 || (turn & TURN_ID_MASK) == s.id;
     if (PL_UNLIKELY(abort != PL_REASON_NONE || !mine || special(epoch))) {
       epoch = begin_unusual(s.a, turn, abort, mine);
-      s.advance = advance_of(turn, epoch);
+      s.advance = advance_of(turn, epoch);  // of no use where it is refused
     }
   } else {
     meanwhile();
@@ -239,10 +241,11 @@ PL_FN void count_out(const pl_step& a, uint32_t id, uint32_t entered, uint32_t a
 // Long after every block of a launch that has given up is done.
 constexpr uint64_t FILL_AFTER_NS = 200 * 1000 * 1000;
 
-// A block that has failed and is done waits until all others are, takes the epoch back, since a failed step advances
-// nothing, and fills the whole output. What is awaited is the carry into the epoch, or that another block has taken it
-// back already. The others are done soon, since the sticky word is set; a launch whose word is spoilt by one that it
-// met never sees the carry, and has filled this block's packs at least.
+// A block that has failed and has filled its own packs counts itself out, once that fill has landed. Then it waits
+// until all others are done, takes the epoch back, since a failed step advances nothing, and fills the whole output.
+// What is awaited is the carry into the epoch, or that another block has taken it back already. The others are done
+// soon, since the sticky word is set; a launch whose word is spoilt by one that it met never sees the carry, and has
+// filled this block's packs at least.
 template <class D>
 PL_COLD void end_failed(const pl_step& a, uint64_t epoch, uint32_t entered, uint32_t advance) {
   dev::fence_system();
@@ -287,7 +290,7 @@ PL_FN void land_rearmed_once(const Step& s, uint32_t rearming) {
   }
 }
 
-// Every block that began ends here; where a thread is not `ok` it has given up.
+// Every block that began ends here; where threads are not `ok`, one of the block has given up.
 //
 // `fail()` writes NaN (integers: zero) over the packs of this block, and goes on with end_failed. Not over more, before
 // all blocks are done: where an output is the input another block may still be sending from there, and its peers would

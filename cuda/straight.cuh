@@ -21,7 +21,7 @@ namespace PL_NAMESPACE {
 
 // What Straight::gather does between polls, now and then. Apart, with all that only a wait in vain needs: what stands
 // in the middle of the step is fetched by every launch, executed or not.
-template <class D, class P, uint32_t K>
+template <class P, uint32_t K>
 PL_COLD uint64_t look_or_give_up(const typename Fan<K>::Args& u, uint64_t epoch, uint32_t phase, uint32_t wanted,
                                  uint64_t place, uint64_t found, uint32_t spins) {
   if (look_of(found) == Look::KeepWaiting) return look_again(u.step, epoch, found, spins);
@@ -160,7 +160,7 @@ struct Straight {
     PL_EACH
     for (uint32_t k = 0; k < N; ++k) slots[k] = at(ph.at[k]);
     const auto again = [&](uint64_t found, uint32_t spins) {
-      return look_or_give_up<D, P, K>(u, s.epoch, s.phase, wanted, place, found, spins);
+      return look_or_give_up<P, K>(u, s.epoch, s.phase, wanted, place, found, spins);
     };
     if (PL_UNLIKELY(!poll_until(
             s, [&] { return poll(wanted, slots, raw); }, again)))

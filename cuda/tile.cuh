@@ -12,10 +12,10 @@ PL_FN uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
 // a shift, and three.
 PL_FN uint32_t bit(uint32_t mask, uint32_t k) { return mask & uint32_t(1) << k; }
 
-// Why a thread gave up, for the record.
+// Why a thread gives up, for the record.
 struct Verdict {
   uint32_t phase = 0;
-  uint32_t reason = PL_REASON_NONE;  // none: it has not, or only follows somebody else
+  uint32_t reason = PL_REASON_NONE;  // none: it follows somebody else
   uint32_t peer = 0;                 // whom the verdict is about
   uint32_t differs = 0;              // of a mismatch: a bit per field, see step.cuh
 };

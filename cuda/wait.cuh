@@ -172,8 +172,10 @@ PL_FN void give_up_waiting(const Step& s, Look seen, Peer peer) {
   give_up(s.a, s.epoch, verdict);
 }
 
-// Polls until `poll()` is true. Every spin of every kernel is this loop, so every spin ends: after `again(found,
-// spins)`, called now and then, returns GAVE_UP. `found` is what the last look found, in the beginning NOTHING_YET.
+// Polls until `poll()` is true. Every spin of every kernel is this loop, so every spin ends: `again(found, spins)`,
+// called now and then, looks, and returns what it has found, which is `found` the next time (in the beginning
+// NOTHING_YET). Given a look that ends the wait it must return GAVE_UP, or begin anew a number of times that is
+// bounded.
 //
 // After a look that ends the wait it polls once more and takes what is there: a rank whose data had all arrived
 // finishes the step, so ranks differ by at most the step in which the fault arose, and a rank that is done never turns
