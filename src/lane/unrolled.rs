@@ -343,7 +343,7 @@ pub struct RowUnits {
 }
 
 /// Most packs of a row that the short path keeps in one block, and how many packs of a unit a thread has: MOST_SQUARES and
-/// ROW_PACKS in `cuda/dev.cuh`.
+/// ROW_PACKS in `cuda/dev_gpu.cuh`.
 const MOST_SQUARES: u64 = 1024;
 const ROW_PACKS: usize = 4;
 /// SHARED_ROW_THREADS in `cuda/kernels.cu`.

@@ -21,7 +21,8 @@ pub(super) const LARGEST_ROW_THREADS: u32 = 384;
 /// The same of kernels that need few registers, and of those that need more: SMALL_THREADS and THREADS there.
 pub(super) const SMALL_THREADS: u32 = 512;
 pub(super) const FEWER_THREADS: u32 = 256;
-/// Threads whose packs a block keeps (KEEPERS in cuda/dev.cuh), and groups of threads that share them (cuda/spread_norm.cuh).
+/// Threads whose packs a block keeps (KEEPERS in cuda/dev_gpu_packs.cuh), and groups of threads that share them
+/// (cuda/spread_norm.cuh).
 const MOST_KEEPERS: u32 = 256;
 const MOST_GROUPS: u32 = 4;
 /// Several per multiprocessor of the largest GPU; with more rows blocks take turns.
