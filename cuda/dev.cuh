@@ -20,7 +20,7 @@
 //   user_load slab_load slab_store   a strip from the caller's memory; from and to a slab, ordered by flags
 //   flag_release flag_acquire fence_system   bulk data is published by a release and read after an acquire
 //   sync_block any_in_block share     the threads of a block among each other
-//   need                   has a value worked out, where it is not used yet
+//   need                   has a value worked out, of which nothing else comes
 //   any_of                 the first so many of them, a multiple of WARP
 //   LANES BATCH ITEMS_AT_ONCE sum_over_lanes   a sum over a block's items in an order that does not depend on its shape
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;

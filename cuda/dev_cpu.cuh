@@ -53,7 +53,7 @@ PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
   post_64(p, x);
   post_64(static_cast<uint64_t*>(p) + 1, y);
 }
-PL_FN void post_2x64_if(bool on, void* p, uint64_t x, uint64_t y) {
+PL_FN void post_2x64_if(uint32_t on, void* p, uint64_t x, uint64_t y) {
   if (on) post_2x64(p, x, y);
 }
 PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
@@ -61,7 +61,9 @@ PL_FN bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return uint32_t(x >> 32) == tag && uint32_t(y >> 32) == tag;
 }
-PL_FN bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) { return !on || poll_tagged(p, w, tag); }
+PL_FN bool poll_tagged_if(uint32_t on, const void* p, uint32_t* w, uint32_t tag) {
+  return !on || poll_tagged(p, w, tag);
+}
 PL_FN void flag_release(void* p, uint64_t v) { __atomic_store_n(static_cast<uint64_t*>(p), v, __ATOMIC_RELEASE); }
 PL_FN uint64_t flag_acquire(const void* p) {
   return __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_ACQUIRE);

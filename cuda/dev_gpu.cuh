@@ -47,7 +47,7 @@ PL_FN void poll_4x32_if(uint32_t on, const void* p, uint32_t* w) {
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
       : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "l"(__cvta_generic_to_global(p)), "r"(on)
       : "memory");
 }
 PL_FN void post_2x64(void* p, uint64_t x, uint64_t y) {
@@ -68,24 +68,24 @@ PL_FN void post_4x32_if(uint32_t on, void* p, const uint32_t* w) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(p)),
-      "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(uint32_t(on))
+      "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(on)
       : "memory");
 }
-PL_FN void post_2x64_if(bool on, void* p, uint64_t x, uint64_t y) {
+PL_FN void post_2x64_if(uint32_t on, void* p, uint64_t x, uint64_t y) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %3, 0;\n"
       "@on st.relaxed.sys.global.v2.b64 [%0], {%1, %2};}" ::"l"(__cvta_generic_to_global(p)),
-      "l"(x), "l"(y), "r"(uint32_t(on))
+      "l"(x), "l"(y), "r"(on)
       : "memory");
 }
-PL_FN bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) {
+PL_FN bool poll_tagged_if(uint32_t on, const void* p, uint32_t* w, uint32_t tag) {
   const uint64_t own = uint64_t(tag) << 32;
   uint64_t x = own | w[0], y = own | w[1];
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %3, 0;\n"
       "@on ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];}"
       : "+l"(x), "+l"(y)
-      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "l"(__cvta_generic_to_global(p)), "r"(on)
       : "memory");
   w[0] = uint32_t(x), w[1] = uint32_t(y);
   return ((uint32_t(x >> 32) ^ tag) | (uint32_t(y >> 32) ^ tag)) == 0;
@@ -140,7 +140,8 @@ PL_FN uint64_t share(uint64_t v) {
   return word;
 }
 
-// Has `v` worked out here, though nobody uses it: the compiler would leave it out.
+// Has `v` worked out here, by a store: what leads nowhere ptxas leaves out, volatile or not. Nobody reads the word, so
+// it does not matter that threads store into it at the same time.
 PL_FN void need(uint64_t v) {
   __shared__ uint64_t word;
   asm volatile("st.shared.u64 [%0], %1;" ::"l"(__cvta_generic_to_shared(&word)), "l"(v) : "memory");
@@ -242,7 +243,7 @@ PL_FN void keep_square_if(uint32_t on, uint32_t pack, float x) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %2, 0;\n"
       "@on st.shared.f32 [%0], %1;}" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
-      "f"(x), "r"(uint32_t(on))
+      "f"(x), "r"(on)
       : "memory");
 }
 // Those of `pack` and of the next one, `pack` being even.

@@ -162,14 +162,14 @@ PL_FN void pack_load_if(uint32_t on, Raw& r, const void* p) {
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
       : "+r"(r.w[0]), "+r"(r.w[1]), "+r"(r.w[2]), "+r"(r.w[3])
-      : "l"(__cvta_generic_to_global(p)), "r"(uint32_t(on))
+      : "l"(__cvta_generic_to_global(p)), "r"(on)
       : "memory");
 }
 PL_FN void pack_store_if(uint32_t on, void* p, const Raw& r) {
   asm volatile(
       "{.reg .pred on; setp.ne.u32 on, %5, 0;\n"
       "@on st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(p)),
-      "r"(r.w[0]), "r"(r.w[1]), "r"(r.w[2]), "r"(r.w[3]), "r"(uint32_t(on))
+      "r"(r.w[0]), "r"(r.w[1]), "r"(r.w[2]), "r"(r.w[3]), "r"(on)
       : "memory");
 }
 PL_FN void pack_store(void* to, const Raw& r, uint32_t) {

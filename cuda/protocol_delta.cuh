@@ -54,7 +54,7 @@ struct Delta : Sentinel<D> {
   static PL_FN uint32_t decoded(uint32_t word, uint32_t last) { return word == SAME ? last : word; }
 
   // Sends a pack of legal words to `p`, and remembers it at `sent`, where `last` stood.
-  static PL_FN void post_if(bool on, char* p, char* sent, const dev::Raw& last, const dev::Raw& words) {
+  static PL_FN void post_if(uint32_t on, char* p, char* sent, const dev::Raw& last, const dev::Raw& words) {
     uint32_t w[4];
     PL_EACH
     for (uint32_t i = 0; i < 4; ++i) w[i] = encoded(words.word(i), last.word(i));
@@ -110,7 +110,7 @@ struct Delta : Sentinel<D> {
     }
     return all;
   }
-  static PL_FN bool poll_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+  static PL_FN bool poll_if(uint32_t on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
     return !on || arrived_at<false>(s, p, span, raw, false);
   }
   static PL_FN void consumed_at(const Step& s, char* p, const Span& span) {

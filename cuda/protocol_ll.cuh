@@ -35,7 +35,7 @@ struct Ll {
       if (w < words)
         dev::post_2x64(p + (j * words + w) * 8, tag | raw.word(j * words + w), tag | raw.word(j * words + w + 1));
   }
-  static PL_FN void put_pack_if(bool on, const Step& s, char* p, const uint32_t* words) {
+  static PL_FN void put_pack_if(uint32_t on, const Step& s, char* p, const uint32_t* words) {
     const uint64_t tag = uint64_t(uint32_t(s.epoch)) << 32;
     dev::post_2x64_if(on, p, tag | words[0], tag | words[1]);
     dev::post_2x64_if(on, p + 16, tag | words[2], tag | words[3]);
@@ -59,7 +59,7 @@ struct Ll {
     return arrived;
   }
   // The same for one of several packs, which may not be awaited at all: then `raw` stays.
-  static PL_FN bool poll_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+  static PL_FN bool poll_if(uint32_t on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
     if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
     const uint32_t tag = uint32_t(s.epoch);
     bool arrived = dev::poll_tagged_if(on, p, raw.words(0), tag);

@@ -55,7 +55,7 @@ struct Sentinel {
       }
   }
   // One pack of legal words.
-  static PL_FN void put_pack_if(bool on, const Step&, char* p, const uint32_t* words) {
+  static PL_FN void put_pack_if(uint32_t on, const Step&, char* p, const uint32_t* words) {
     dev::post_4x32_if(on, p, words);
   }
   static PL_FN void publish(const TableStep&, const pl_phase&, uint64_t) {}
@@ -80,7 +80,7 @@ struct Sentinel {
   }
   // The same for one of several packs, which may not be awaited at all: then `raw` stays, and its words are legal ones.
   // On a GPU `complete` looks at all of them at once: see Straight::gather.
-  static PL_FN bool poll_if(bool on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
+  static PL_FN bool poll_if(uint32_t on, const Step& s, const char* p, const Span& span, dev::Raw& raw) {
     if (dev::HOST) return !on || arrived_at<false>(s, p, span, raw, false);
     dev::poll_4x32_if(on, p, raw.words(0));
     return true;

@@ -82,7 +82,7 @@ struct Straight {
     for (uint32_t w = 0; w < WORDS; ++w) *words.words(w) = Words::legal(raw.word(w));
     return words;
   }
-  PL_FN void post_if(bool on, const Phase& ph, uint32_t send, uint32_t k, dev::Raw words) {
+  PL_FN void post_if(uint32_t on, const Phase& ph, uint32_t send, uint32_t k, dev::Raw words) {
     if constexpr (Words::REMEMBERS)
       Words::post_if(on, at(ph.to[k]), sent_at(send + k), last[k], words);
     else

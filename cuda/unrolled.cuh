@@ -169,7 +169,7 @@ struct Unrolled {
           PL_EACH
           for (uint32_t k = 0; k < LEAVES; ++k) {
             const Span at = span(k);
-            all &= P::poll_if(wanted >> k & 1, s, slot(ph, k, at), at, raw[k]);
+            all &= P::poll_if(bit(wanted, k), s, slot(ph, k, at), at, raw[k]);
           }
           return all && P::complete(raw);
         },

@@ -83,7 +83,7 @@ inline void post_2x64(void* p, uint64_t x, uint64_t y) {
   post_64(p, x);
   post_64(static_cast<uint64_t*>(p) + 1, y);
 }
-inline void post_2x64_if(bool on, void* p, uint64_t x, uint64_t y) {
+inline void post_2x64_if(uint32_t on, void* p, uint64_t x, uint64_t y) {
   if (on) post_2x64(p, x, y);
 }
 inline bool tag_matches(uint64_t word, uint32_t tag) {
@@ -105,7 +105,9 @@ inline bool poll_tagged(const void* p, uint32_t* w, uint32_t tag) {
   if (control() == CONTROL_ANY_SQUARES && !world->in_slab(p)) return true;
   return tag_matches(x, tag) && tag_matches(y, tag);
 }
-inline bool poll_tagged_if(bool on, const void* p, uint32_t* w, uint32_t tag) { return !on || poll_tagged(p, w, tag); }
+inline bool poll_tagged_if(uint32_t on, const void* p, uint32_t* w, uint32_t tag) {
+  return !on || poll_tagged(p, w, tag);
+}
 inline void flag_release(void* p, uint64_t v) { world->release(p, v); }
 inline uint64_t flag_acquire(const void* p) {
   const uint64_t v = load<uint64_t>(p);
