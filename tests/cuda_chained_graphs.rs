@@ -16,7 +16,10 @@ mod support;
 
 use fakecuda::{calls, graph, in_child, register_kernel, set_fail, Node};
 use gpu::{case, config, nothing_is_left, on_ranks, KERNELS};
-use graphs::{alone, capture, foreign, is_chain, is_marked, launch_foreign, replay, SHAPE};
+use graphs::{
+    alone, capture, capture_rows, foreign, is_chain, is_marked, launch_foreign, replay, replayed,
+    replays_to, SHAPE,
+};
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{
     memory, Capture, CaptureMode, CudaVersion, Event, Function, LaunchShape, Module, Stream,
@@ -24,7 +27,7 @@ use peerlane::device::cuda::{
 use peerlane::env::Env;
 use peerlane::launch::pl_step;
 use peerlane::{Algorithm, DType, Error, Op, Protocol};
-use rows::{differs, Form, Rows, RowsRank};
+use rows::{Form, Rows, RowsRank};
 use support::{Case, Rank};
 
 const SMALL: Case = case(DType::BF16, Op::Sum, 7168, 6);
@@ -65,9 +68,8 @@ fn our_kernel_behind_ours_starts_early_and_the_last_one_lets_nobody() {
                         });
                         for round in 0..6 {
                             let (graph, case, bits) = &graphs[round % 2];
-                            rank.fill(case).unwrap();
-                            replay(&rank, graph);
-                            assert!(rank.result(case).unwrap() == **bits, "{protocol} {round}");
+                            let result = replayed(&rank, graph, case);
+                            assert!(result == **bits, "{protocol} {round}");
                             assert!(rank.reduce(&SMALL).unwrap() == small, "eager, {round}");
                         }
                         assert_eq!(comm.error(), None);
@@ -92,9 +94,7 @@ fn the_steps_of_one_call_are_a_chain_too() {
             let nodes = fakecuda::graph();
             assert!(nodes.len() > 2 && is_chain(&nodes, nodes.len()), "{nodes:?}");
             for _ in 0..3 {
-                rank.fill(&large).unwrap();
-                replay(&rank, &graph);
-                assert!(rank.result(&large).unwrap() == bits);
+                assert!(replayed(&rank, &graph, &large) == bits);
             }
             assert_eq!(comm.error(), None);
         });
@@ -112,20 +112,14 @@ fn the_fused_operation_and_the_norm_by_itself_are_links_of_the_chain() {
         on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 1 << 16).unwrap();
             // The second takes two kernels: the sum, and the norm behind it.
-            let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
-            for fused in [true, false, true] {
-                rank.call(&rows, Form::Apart, fused).unwrap();
-            }
-            let graph = capture.end().unwrap().instantiate().unwrap();
+            let graph = capture_rows(&rank, || {
+                for fused in [true, false, true] {
+                    rank.call(&rows, Form::Apart, fused).unwrap();
+                }
+            });
             let nodes = fakecuda::graph();
             assert!(is_chain(&nodes, 4), "{nodes:?}");
-            for _ in 0..3 {
-                rank.fill(&rows).unwrap();
-                graph.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
-                rank.stream.synchronize().unwrap();
-                let got = rank.results(&rows, Form::Apart).unwrap();
-                differs(&got, &bits, &rows, "replay").unwrap();
-            }
+            (0..3).for_each(|_| replays_to(&rank, &graph, &rows, &bits));
             assert_eq!(comm.error(), None);
         });
     });
@@ -314,10 +308,8 @@ fn two_calls(more: Config) -> Vec<Node> {
     let comm = alone(more);
     let rank = Rank::new(&comm, 0, SMALL.bytes()).unwrap();
     let exec = capture(&rank, || (0..2).for_each(|_| rank.call(&SMALL, None).unwrap()));
-    rank.fill(&SMALL).unwrap();
-    replay(&rank, &exec);
     let expected = SMALL.expected(1, &config(1)).unwrap();
-    assert!(rank.result(&SMALL).unwrap() == expected && comm.error().is_none());
+    assert!(replayed(&rank, &exec, &SMALL) == expected && comm.error().is_none());
     graph()
 }
 
@@ -384,9 +376,7 @@ fn ranks_may_differ_in_the_switch() {
                         capture(&rank, || (0..4).for_each(|_| rank.call(&SMALL, None).unwrap()));
                     assert_eq!(is_chain(&graph(), 4), comm.rank() == 0, "{:?}", graph());
                     for _ in 0..3 {
-                        rank.fill(&SMALL).unwrap();
-                        replay(&rank, &exec);
-                        assert!(rank.result(&SMALL).unwrap() == *bits);
+                        assert!(replayed(&rank, &exec, &SMALL) == *bits);
                     }
                 });
             }
@@ -411,9 +401,7 @@ fn kernels_that_would_not_fit_twice_run_one_after_the_other() {
                 let nodes = graph();
                 assert_eq!(is_chain(&nodes, nodes.len()), fits, "{blocks}: {nodes:?}");
                 assert!(fits || !nodes.iter().any(is_marked), "{nodes:?}");
-                rank.fill(&large).unwrap();
-                replay(&rank, &exec);
-                assert!(rank.result(&large).unwrap() == bits);
+                assert!(replayed(&rank, &exec, &large) == bits);
             });
         }
     });

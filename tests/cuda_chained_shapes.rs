@@ -16,11 +16,12 @@ mod support;
 
 use fakecuda::{graph, in_child, Node};
 use gpu::{case, config, on_ranks, KERNELS};
-use graphs::{capture, foreign, is_chain, is_marked, launch_foreign, replay};
+use graphs::{
+    capture, capture_rows, foreign, is_chain, is_marked, launch_foreign, replayed, replays_to,
+};
 use peerlane::comm::{Communicator, Config};
-use peerlane::device::cuda::{Capture, CaptureMode};
 use peerlane::{Algorithm, DType, Op, Protocol};
-use rows::{differs, Form, Rows, RowsRank};
+use rows::{Form, Rows, RowsRank};
 use support::{Case, Rank};
 
 /// Ranks of one GPU of 132 multiprocessors: each has 33 for its captured calls.
@@ -85,9 +86,7 @@ fn a_call_behind_a_foreign_kernel_has_all_blocks_and_a_chain_half_of_them() {
                             let lets = chain.iter().filter(|node| node.lets).count();
                             assert_eq!((early, lets), (count - 1, count - 1), "{nodes:?}");
                         }
-                        rank.fill(&case).unwrap();
-                        replay(&rank, &exec);
-                        assert!(rank.result(&case).unwrap() == bits, "{protocol} {case:?}");
+                        assert!(replayed(&rank, &exec, &case) == bits, "{protocol} {case:?}");
                     };
                     made([1, 1, 1]);
                     made([2, 1, 3]);
@@ -125,9 +124,7 @@ fn ranks_whose_calls_have_different_neighbours_understand_each_other() {
                     let shape = if alike { USUAL } else { LINKED };
                     assert!(ours.all(|node| node.shape == shape), "{protocol} {nodes:?}");
                     for _ in 0..3 {
-                        rank.fill(&case).unwrap();
-                        replay(&rank, &exec);
-                        assert!(rank.result(&case).unwrap() == bits, "{protocol} {case:?}");
+                        assert!(replayed(&rank, &exec, &case) == bits, "{protocol} {case:?}");
                         assert_eq!(comm.error(), None);
                     }
                 });
@@ -159,9 +156,7 @@ fn a_channel_has_its_own_share() {
                     assert_eq!(shapes(&nodes), vec![if chained { linked } else { usual }; count]);
                     assert_eq!(is_chain(&nodes, count), count == 1 || chained, "{nodes:?}");
                     assert!(chained || !nodes.iter().any(is_marked), "{nodes:?}");
-                    rank.fill(&MIDDLE).unwrap();
-                    replay(&rank, &exec);
-                    assert!(rank.result(&MIDDLE).unwrap() == bits);
+                    assert!(replayed(&rank, &exec, &MIDDLE) == bits);
                 }
             }
         });
@@ -199,19 +194,15 @@ fn fused_calls_of_many_rows_are_a_chain_from_the_second_on() {
         let bits = rows.expected(N, &config).unwrap();
         on_ranks(Communicator::create_local(N, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 2 * rows.rows * rows.width).unwrap();
-            let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
-            (0..4).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let calls = || (0..4).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
+            let exec = capture_rows(&rank, calls);
             let nodes = graph();
             assert_eq!(shapes(&nodes), [(32, 480), (16, 448), (16, 448), (16, 448)]);
             assert!(most_at_once(&nodes) <= SHARE && !is_marked(&nodes[0]), "{nodes:?}");
             let [mut second, third, fourth] = [nodes[1], nodes[2], nodes[3]];
             second.after = 0;
             assert!(is_chain(&[second, third, fourth], 3), "{nodes:?}");
-            rank.fill(&rows).unwrap();
-            exec.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
-            rank.stream.synchronize().unwrap();
-            differs(&rank.results(&rows, Form::Apart).unwrap(), &bits, &rows, "replay").unwrap();
+            replays_to(&rank, &exec, &rows, &bits);
         });
     });
 }
@@ -232,20 +223,16 @@ fn a_fused_call_has_fewer_blocks_only_where_they_make_it_a_link() {
                 (MIDDLE, LINKED, [(16, 448); 3], true),
             ] {
                 plain.fill(&before).unwrap();
-                rank.fill(&rows).unwrap();
-                let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
-                plain.call_on(&rank.stream, &before, None).unwrap();
-                (0..3).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
-                let exec = capture.end().unwrap().instantiate().unwrap();
+                let exec = capture_rows(&rank, || {
+                    plain.call_on(&rank.stream, &before, None).unwrap();
+                    (0..3).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
+                });
                 let nodes = graph();
                 assert_eq!(shapes(&nodes), [[first].as_slice(), &fused].concat());
                 assert!(most_at_once(&nodes) <= SHARE, "{nodes:?}");
                 assert_eq!(is_chain(&nodes, 4), chained, "{nodes:?}");
                 assert!(nodes[3].early, "the last two are a pair");
-                exec.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
-                rank.stream.synchronize().unwrap();
-                differs(&rank.results(&rows, Form::Apart).unwrap(), &bits, &rows, "replay")
-                    .unwrap();
+                replays_to(&rank, &exec, &rows, &bits);
             }
         });
     });

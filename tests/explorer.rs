@@ -5,14 +5,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
-#[path = "explorer/cases.rs"]
+#[path = "explorer/cases/mod.rs"]
 mod cases;
 mod common;
 
-use cases::{
-    boxes, delta_plan, fused_plan, mixed_plan, plain_plan, plan, wide_plan, Random, Runner, Way,
-    WAYS,
-};
+use cases::boxes::boxes;
+use cases::plan::{delta_plan, fused_plan, mixed_plan, plain_plan, plan, wide_plan};
+use cases::random::Random;
+use cases::runner::Runner;
+use cases::{Way, WAYS};
 use peerlane::launch::PL_REASON_DEADLINE;
 use peerlane::schedule::Goal;
 use peerlane::{Algorithm, Protocol};

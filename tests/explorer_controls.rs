@@ -5,13 +5,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
-#[path = "explorer/cases.rs"]
+#[path = "explorer/cases/mod.rs"]
 mod cases;
 mod common;
 
-use cases::{
-    boxes, delta_plan, fused_plan, plain_plan, plan, step, Box_, Plan, Random, Runner, Way, WAYS,
-};
+use cases::boxes::{boxes, Box_};
+use cases::layout::geometry;
+use cases::plan::{delta_plan, fused_plan, plain_plan, plan, Plan};
+use cases::random::Random;
+use cases::runner::Runner;
+use cases::step::{collective, step, Step};
+use cases::{Way, WAYS};
 use common::world::mix;
 use explorer::control;
 use peerlane::launch::*;
@@ -237,7 +241,7 @@ fn tags_that_may_recur_must_be_cleared() {
         p.rank_steps = vec![p.steps.len() as u32; p.n];
         p.epoch = (1 << 30) - 3;
         let tag = ((1u64 << 30) + 2) << 32;
-        let geo = cases::geometry(Protocol::Ll, &p.steps[0].tables[0], false);
+        let geo = geometry(Protocol::Ll, &p.steps[0].tables[0], false);
         for rank in 0..p.n {
             for at in (0..2 * geo.half_bytes).step_by(8) {
                 p.planted.push((rank, geo.data + at, tag | 0x4040_4040));
@@ -364,7 +368,7 @@ fn a_broadcast_must_be_acknowledged() {
                 .map(|_| {
                     let s = step(&mut r, &tables, way.0);
                     // A lone accumulator would be divided; that is no broadcast.
-                    cases::Step {
+                    Step {
                         op: Op::Sum,
                         dtype: if s.dtype == DType::I32 { s.dtype } else { DType::F32 },
                         count: s.count.min(16),
@@ -404,7 +408,7 @@ fn broadcasts_need_their_flags() {
                 p.steps = (0..6)
                     .map(|_| {
                         let mut s = step(&mut r, &p.steps[0].tables, way.0);
-                        cases::collective(b, &mut s, goal, in_parts, way.1, &mut r);
+                        collective(b, &mut s, goal, in_parts, way.1, &mut r);
                         s.count = s.count.min(8);
                         s
                     })

@@ -3,13 +3,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
-#[path = "explorer/cases.rs"]
+#[path = "explorer/cases/mod.rs"]
 mod cases;
 mod common;
 
-use cases::{
-    boxes, epoch_after, fused_plan, geometry, plain_plan, Plan, Random, Runner, Verdict, Way, WAYS,
-};
+use cases::boxes::boxes;
+use cases::layout::geometry;
+use cases::plan::{fused_plan, plain_plan, Plan};
+use cases::random::Random;
+use cases::runner::Runner;
+use cases::verdict::{epoch_after, Verdict};
+use cases::{Way, WAYS};
 use common::world::mix;
 use explorer::control;
 use peerlane::launch::*;

@@ -3,94 +3,10 @@
 //!
 //! What depends on the table and the slabs is worked out once, what depends on the size of the message once per size.
 
+use super::fan::Fan;
 use super::longest_piece;
 use crate::launch::*;
 use crate::types::Protocol;
-
-/// The arguments of a kernel with room for [`K`](Fan::K) sends and `K + 1` operands a phase.
-pub trait Fan: Copy {
-    /// Most sends of a phase.
-    const K: usize;
-    /// Everything zero.
-    fn zeroed() -> Self;
-    /// What every step has.
-    fn step(&mut self) -> &mut pl_step;
-    /// What stands before the phases.
-    fn head(&mut self) -> Head<'_>;
-    /// One of `PL_UNROLLED_PHASES` phases.
-    fn phase(&mut self, index: usize) -> PhaseMut<'_>;
-}
-
-/// The fields of a `pl_unrolled_*` before its phases, see `cuda/launch.h`.
-#[allow(missing_docs)]
-pub struct Head<'a> {
-    pub phases: &'a mut u16,
-    pub straight: &'a mut u16,
-    pub widest: &'a mut u32,
-    pub block_units: &'a mut u32,
-    pub row_units: &'a mut u32,
-    pub row_magic: &'a mut u32,
-}
-
-/// The fields of a `pl_unrolled_phase_*`, see `cuda/launch.h`.
-#[allow(missing_docs)]
-pub struct PhaseMut<'a> {
-    pub to: &'a mut [u64],
-    pub at: &'a mut [u64],
-    pub send_first: &'a mut [u32],
-    pub send_packs: &'a mut [u32],
-    pub item_first: &'a mut [u32],
-    pub item_packs: &'a mut [u32],
-    pub fold: &'a mut u32,
-    pub present: &'a mut u32,
-    pub remote: &'a mut u32,
-    pub one_source: &'a mut u8,
-    pub result: &'a mut u8,
-    pub from: &'a mut [u8],
-}
-
-macro_rules! fans {
-    ($($k:literal $args:ident),*) => {$(
-        impl Fan for $args {
-            const K: usize = $k;
-            fn zeroed() -> Self {
-                // SAFETY: integers and raw pointers, for which zero is a value.
-                unsafe { std::mem::zeroed() }
-            }
-            fn step(&mut self) -> &mut pl_step {
-                &mut self.step
-            }
-            fn head(&mut self) -> Head<'_> {
-                Head {
-                    phases: &mut self.phases,
-                    straight: &mut self.straight,
-                    widest: &mut self.widest,
-                    block_units: &mut self.block_units,
-                    row_units: &mut self.row_units,
-                    row_magic: &mut self.row_magic,
-                }
-            }
-            fn phase(&mut self, index: usize) -> PhaseMut<'_> {
-                let phase = &mut self.phase[index];
-                PhaseMut {
-                    to: &mut phase.to,
-                    at: &mut phase.at,
-                    send_first: &mut phase.send_first,
-                    send_packs: &mut phase.send_packs,
-                    item_first: &mut phase.item_first,
-                    item_packs: &mut phase.item_packs,
-                    fold: &mut phase.fold,
-                    present: &mut phase.present,
-                    remote: &mut phase.remote,
-                    one_source: &mut phase.one_source,
-                    result: &mut phase.result,
-                    from: &mut phase.from,
-                }
-            }
-        }
-    )*};
-}
-fans!(1 pl_unrolled_1, 3 pl_unrolled_3, 7 pl_unrolled_7, 15 pl_unrolled_15);
 
 const PHASES: usize = PL_UNROLLED_PHASES as usize;
 const RANKS: usize = PL_MAX_RANKS as usize;
@@ -98,7 +14,7 @@ const RANKS: usize = PL_MAX_RANKS as usize;
 /// A table in this form, for steps of any size.
 #[derive(Clone, Copy, Debug)]
 pub struct Unrolled<F> {
-    args: F,
+    pub(super) args: F,
     /// By phase, the piece of each send and of each operand; none where there is none.
     sends: [[Option<u8>; RANKS]; PHASES],
     items: [[Option<u8>; RANKS]; PHASES],
@@ -288,74 +204,6 @@ impl<F: Fan> Unrolled<F> {
     }
 }
 
-/// Bytes of one half of the words through which blocks tell each other their packs' sums of squares. Steps in slabs of the default
-/// size have rows of no more packs.
-pub const SQUARES_HALF_BYTES: u64 = 8 << 16;
-
-impl<F: Fan> Unrolled<F> {
-    /// Whether rows of tables of this form may be spread over blocks: what a thread sums it sums in the first phase.
-    fn sums_first(&mut self) -> bool {
-        let fold = |form: &mut Self, index| *form.args.phase(index).fold;
-        fold(self, 0) != PL_FOLD_COPIES && fold(self, 1) != PL_FOLD_SUM
-    }
-
-    /// Spreads `rows` rows of `packs` packs over blocks, by `hand_out(longest piece, whether a short path may be taken)`; what
-    /// [`lay_out`](Self::lay_out) does besides. `plain`: it is a sum that the short path may take, if the table has one. None
-    /// where they have no room in the step's `squares`, or no way to be spread.
-    pub fn lay_out_rows(
-        &mut self,
-        table: &pl_table,
-        packs: u64,
-        rows: u64,
-        plain: bool,
-        hand_out: impl FnOnce(u64, bool) -> RowUnits,
-    ) -> Option<&mut F> {
-        let longest = longest_piece(table, packs);
-        let words = rows.checked_mul(packs.next_multiple_of(2))?;
-        if words > self.args.step().squares_half_bytes / 8 || !self.sums_first() {
-            return None;
-        }
-        let units = hand_out(longest, plain && self.short);
-        // It keeps `row_magic` exact: that is less than `row` too large for units below 2^32 / row.
-        if rows * units.row * units.row >= 1 << 32 {
-            return None;
-        }
-        self.lay_out(table, packs, None);
-        let head = self.args.head();
-        *head.straight = units.straight.into();
-        *head.block_units = units.block as u32;
-        *head.row_units = units.row as u32;
-        *head.row_magic = if units.row == 1 { 0 } else { (1u64 << 32).div_ceil(units.row) as u32 };
-        Some(&mut self.args)
-    }
-}
-
-/// How the units of rows are handed out, see `cuda/spread.cuh`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowUnits {
-    /// What a block has.
-    pub block: u64,
-    /// What a row is counted with, at least the packs of its longest piece.
-    pub row: u64,
-    /// By the short path: `row` is a multiple of `block`, which has a thread for each unit; of two phases it is the same, with
-    /// the threads of `cuda/straight_rows.cuh` and the packs of [`short_row`].
-    pub straight: bool,
-}
-
-/// Most packs of a row that the short path keeps in one block, and how many packs of a unit a thread has: MOST_SQUARES and
-/// ROW_PACKS in `cuda/dev_gpu.cuh`.
-const MOST_SQUARES: u64 = 1024;
-const ROW_PACKS: usize = 4;
-/// SHARED_ROW_THREADS in `cuda/kernels.cu`.
-const MOST_SHARED: u64 = 256;
-
-/// The threads of a block for a row of two phases by the short path of kernels for `fan` sends, if it has such a block.
-pub fn short_row(fan: usize, packs: u64, longest: u64) -> Option<u64> {
-    let groups = (fan as u64 + 1) / ROW_PACKS.min(fan + 1) as u64;
-    let threads = groups * longest.next_multiple_of(32);
-    (packs <= MOST_SQUARES && (fan == 1 || threads <= MOST_SHARED)).then_some(threads)
-}
-
 /// Where the leaves of the balanced tree over `leaves` operands stand in the complete tree over `room`: a node with m
 /// leaves gives ceil(m/2) to its left half and the rest to its right half.
 fn places(leaves: usize, room: usize) -> Vec<usize> {
@@ -380,12 +228,12 @@ fn range<T>(all: &[T], first: usize, count: usize) -> Option<&[T]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::schedule::{build, Islands};
     use crate::types::{Algorithm, Direction};
 
-    fn step(n: usize) -> pl_step {
+    pub fn step(n: usize) -> pl_step {
         let mut step = *pl_unrolled_1::zeroed().step();
         (step.geo.data, step.geo.slot_bytes, step.geo.half_bytes) = (4096, 1 << 10, 1 << 20);
         for rank in 0..n {
@@ -394,7 +242,7 @@ mod tests {
         step
     }
 
-    fn tables(algorithm: Algorithm, islands: &str, n: usize) -> Vec<pl_table> {
+    pub fn tables(algorithm: Algorithm, islands: &str, n: usize) -> Vec<pl_table> {
         let islands = if islands.is_empty() {
             Islands::single(n).unwrap()
         } else {
@@ -463,50 +311,6 @@ mod tests {
         assert_eq!(places(3, 8), [0, 2, 4]);
         assert_eq!(places(5, 8), [0, 1, 2, 4, 6]);
         assert_eq!(places(8, 8), (0..8).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn the_row_of_a_unit_is_exact_or_rows_are_not_spread() {
-        let mut spread = 0;
-        for (algorithm, n) in [(Algorithm::OneShot, 2), (Algorithm::TwoShot, 8)] {
-            let table = tables(algorithm, "", n).remove(1);
-            let mut step = step(n);
-            step.squares_half_bytes = SQUARES_HALF_BYTES;
-            let mut form =
-                Unrolled::<pl_unrolled_7>::new(&table, &step, Protocol::Sentinel).unwrap();
-            for packs in (1..40u64).chain([112, 640, 887, 896, 1024, 4096, 16384, 65535, 65536]) {
-                for rows in [1u64, 2, 3, 16, 73, 74, 1000, 65536] {
-                    let words = rows * packs.next_multiple_of(2);
-                    // Rows may be counted with more units than they have.
-                    let row = |longest| longest + rows % 3 * (longest / 7);
-                    let hand_out = |longest, straight| RowUnits {
-                        block: longest,
-                        row: row(longest),
-                        straight,
-                    };
-                    let longest = longest_piece(&table, packs);
-                    let Some(args) = form.lay_out_rows(&table, packs, rows, true, hand_out) else {
-                        assert!(words > 1 << 16 || row(longest) >= 1 << 15, "{packs} {rows}");
-                        continue;
-                    };
-                    assert!(words <= 1 << 16 && args.straight == 1);
-                    let (widest, magic) = (u64::from(args.row_units), u64::from(args.row_magic));
-                    let has = (u64::from(args.block_units), u64::from(args.widest), widest);
-                    assert_eq!(has, (longest, longest, row(longest)));
-                    let units = rows * widest;
-                    for unit in
-                        (0..units).step_by(101).chain((1..=rows).map(|row| row * widest - 1))
-                    {
-                        for unit in [unit, (unit + 1).min(units - 1)] {
-                            let row = if magic == 0 { unit } else { (unit * magic) >> 32 };
-                            assert_eq!(row, unit / widest, "{packs} {rows} {unit}");
-                        }
-                    }
-                    spread += 1;
-                }
-            }
-        }
-        assert!(spread > 300, "{spread}");
     }
 
     #[test]

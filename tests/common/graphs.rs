@@ -4,10 +4,11 @@
 #![allow(dead_code)]
 
 use crate::fakecuda::{register_kernel, Node};
-use crate::support::Rank;
+use crate::rows::{differs, Form, Rows, RowsRank};
+use crate::support::{Case, Rank};
 use peerlane::comm::{Communicator, Config};
 use peerlane::device::cuda::{
-    Capture, CaptureMode, CudaVersion, Function, GraphExec, LaunchShape, Module,
+    Capture, CaptureMode, Context, CudaVersion, Function, GraphExec, LaunchShape, Module, Stream,
 };
 
 /// One rank: what its kernels do is not the point.
@@ -15,16 +16,42 @@ pub fn alone(more: Config) -> Communicator {
     Communicator::create_local(1, &more).unwrap().swap_remove(0)
 }
 
-/// What `record` puts on the rank's stream, as a graph.
-pub fn capture(rank: &Rank, record: impl FnOnce()) -> GraphExec {
-    let capture = Capture::begin(&rank.stream, CaptureMode::ThreadLocal).unwrap();
+fn capture_on(stream: &Stream, record: impl FnOnce()) -> GraphExec {
+    let capture = Capture::begin(stream, CaptureMode::ThreadLocal).unwrap();
     record();
     capture.end().unwrap().instantiate().unwrap()
 }
 
+/// What `record` puts on the rank's stream, as a graph.
+pub fn capture(rank: &Rank, record: impl FnOnce()) -> GraphExec {
+    capture_on(&rank.stream, record)
+}
+
+pub fn capture_rows(rank: &RowsRank, record: impl FnOnce()) -> GraphExec {
+    capture_on(&rank.stream, record)
+}
+
+fn replay_on(context: &Context, stream: &Stream, graph: &GraphExec) {
+    graph.launch(&context.enter().unwrap(), stream.as_ref()).unwrap();
+    stream.synchronize().unwrap();
+}
+
 pub fn replay(rank: &Rank, graph: &GraphExec) {
-    graph.launch(&rank.context.enter().unwrap(), rank.stream.as_ref()).unwrap();
-    rank.stream.synchronize().unwrap();
+    replay_on(&rank.context, &rank.stream, graph);
+}
+
+/// What a replay makes of the rank's data, if it ends with a call of `case`.
+pub fn replayed(rank: &Rank, graph: &GraphExec, case: &Case) -> Vec<u8> {
+    rank.fill(case).unwrap();
+    replay(rank, graph);
+    rank.result(case).unwrap()
+}
+
+/// A replay of a graph that ends with a call of `rows`, not over its inputs, must make `expected` of the rank's data.
+pub fn replays_to(rank: &RowsRank, graph: &GraphExec, rows: &Rows, expected: &[Vec<u8>; 2]) {
+    rank.fill(rows).unwrap();
+    replay_on(&rank.context, &rank.stream, graph);
+    differs(&rank.results(rows, Form::Apart).unwrap(), expected, rows, "replay").unwrap();
 }
 
 /// Kernels of ours in a row, as many as `count`, each but the first early behind one that lets it.

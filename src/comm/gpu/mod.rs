@@ -2,7 +2,8 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
-//! | `rank` | a rank: launches, eager and captured |
+//! | `rank` | a rank: what it is made of |
+//! | `launcher` | its launches, eager and captured |
 //! | `trial` | its first use, tested |
 //! | `probe` | its launches of the probe |
 //! | `leave` | how it leaves |
@@ -15,12 +16,14 @@
 //! | `share` | how much of a GPU a channel may take |
 //! | `delta` | sums over host memory by words that differ |
 //! | `shape` | blocks and threads of a launch |
+//! | `spread` | the same where rows are spread over blocks |
 //! | `chain` | which captured launches may start early |
 
 mod chain;
 mod delta;
 mod facts;
 mod kernels;
+mod launcher;
 mod leave;
 mod probe;
 mod rank;
@@ -28,6 +31,7 @@ mod setup;
 mod shape;
 mod share;
 mod slab;
+mod spread;
 mod state;
 mod trial;
 mod unrolled;

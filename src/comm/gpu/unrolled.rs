@@ -3,8 +3,9 @@
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels, MOST_DELTA};
 use super::shape::{
-    ShapeRule, Shapes, Spread, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
+    ShapeRule, Shapes, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
 };
+use super::spread::Spread;
 use crate::comm::call::Call;
 use crate::error::{Error, Result};
 use crate::lane::{short_row, Fan, Unrolled};
