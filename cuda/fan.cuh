@@ -22,20 +22,27 @@ PL_FAN(7)
 PL_FAN(15)
 #undef PL_FAN
 
-// Arguments are fetched anew for every launch, line by line. What a sum of two ranks needs by sentinel is two lines:
-// one that begins with what the driver needs, before the arguments (of GPUs of 9.0 at 0x210), and one around the end of
-// pl_step. Where arguments begin elsewhere, none of this is wrong; it may take a line more.
-constexpr uint64_t LINE = 64, FIRST_ARGUMENT = 0x210;
-constexpr PL_FN uint64_t line_of(uint64_t offset) { return (FIRST_ARGUMENT + offset) / LINE; }
-static_assert(line_of(offsetof(pl_step, geo.rotation)) == line_of(0), "the first line");
-static_assert(line_of(offsetof(pl_step, host_staged)) == line_of(offsetof(pl_unrolled_1, phase[0].at[1])), "one line");
-static_assert(line_of(offsetof(pl_step, rows)) == line_of(offsetof(pl_step, squares_half_bytes)), "one line");
+// Arguments are fetched anew for every launch, line by line. What a sum of two ranks needs by sentinel is two lines, on
+// GPUs of 9.0 and on those of 10.0 and 12.0, where arguments begin at different places. Elsewhere none of this is
+// wrong; it may take a line more.
+constexpr uint64_t LINE = 64;
+constexpr PL_FN uint64_t line_of(uint64_t first, uint64_t offset) { return (first + offset) / LINE; }
+constexpr bool one_line(uint64_t from, uint64_t to) {
+  return line_of(0x210, from) == line_of(0x210, to) && line_of(0x380, from) == line_of(0x380, to);
+}
+static_assert(one_line(0, offsetof(pl_step, geo.flag_chunks)), "the first line");
+static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_1, phase[0].send_first) - 1), "the second");
 
 // Fetches the further lines that a sum's phases need, while there is nothing else to do: later each of them is a wait.
 template <uint32_t K, uint32_t PHASES>
 PL_FN void fetch_arguments(const typename Fan<K>::Args& u) {
   using Args = typename Fan<K>::Args;
-  constexpr uint64_t FROM = (line_of(offsetof(Args, widest)) + 1) * LINE - FIRST_ARGUMENT;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  constexpr uint64_t FIRST = 0x380;
+#else
+  constexpr uint64_t FIRST = 0x210;
+#endif
+  constexpr uint64_t FROM = (line_of(FIRST, offsetof(Args, widest)) + 1) * LINE - FIRST;
   constexpr uint64_t TO = PHASES == 1 ? offsetof(Args, phase[0].send_first) : offsetof(Args, phase[1].fold);
   static_assert(FROM % 8 == 0 && TO + 8 <= sizeof(Args), "whole words of the arguments");
   if constexpr (FROM < TO) {

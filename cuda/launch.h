@@ -165,9 +165,10 @@ typedef struct {
 } pl_geometry;
 
 /* What every step has, whatever its kernel. Arguments are fetched anew for every launch, line by line, and a line more
- * is 50 ns. So what the hot path needs stands together, at the beginning (behind what the driver puts there, which is
- * needed too) and at the end, next to the arguments that are the kernel's own; and what rows need is a line as well.
- * See cuda/fan.cuh. */
+ * is 50 ns. So what the hot path needs stands together: 48 bytes at the beginning, and behind a multiple of 64 another
+ * 48 at the end and in the arguments that are the kernel's own. The first argument stands at 0x210 on GPUs of 9.0 (in
+ * the line of what every kernel needs of the driver's) and at 0x380 on those of 10.0 and 12.0: in either case both are
+ * one line. See cuda/fan.cuh. */
 typedef struct {
   pl_state* state;
   pl_channel* channel;
@@ -206,6 +207,10 @@ typedef struct {
   float eps, weight_bias;
   void* squares; /* own scratch of the channel, zero at first: two halves of words, see cuda/spread.cuh; NULL: none */
   uint64_t squares_half_bytes;
+  /* Of unrolled kernels on a GPU: how many packs of the longest piece a block takes, those of all rows counted; how
+   * many a row is counted with, at least `widest`; and 2^32 over that, rounded up, or 0 for 1. See cuda/spread.cuh. */
+  uint32_t block_units, row_units, row_magic;
+  uint32_t reserved;    /* up to a multiple of 64 */
   uint32_t host_staged; /* 1: slabs are host memory that GPUs write: a block of each step fences, see step.cuh */
   uint32_t dependents;  /* 1: the next kernel in the stream is this library's and may start while this one waits */
 } pl_step;
@@ -244,9 +249,6 @@ enum pl_unrolled_fold {
     uint16_t straight; /* 1: a sum in one phase, or by reduce-scatter and all-gather, a pack of each piece per thread  \
                           at most; rows: with a kernel of its own, see cuda/straight_rows.cuh */                       \
     uint32_t widest;   /* packs of the longest piece */                                                                \
-    /* Rows, on a GPU: how many packs of the longest piece a block takes, those of all rows counted; how many a row is \
-     * counted with, at least `widest`; and 2^32 over that, rounded up, or 0 for 1. See cuda/spread.cuh. */            \
-    uint32_t block_units, row_units, row_magic;                                                                        \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                   \
   } pl_unrolled_##K;
 PL_UNROLLED(1)

@@ -34,11 +34,11 @@ struct Units {
   bool alone;           // no thread of the block has another; after two phases their packs fit what the block keeps
 
   template <class Args>
-  PL_FN Units(const Step& s, const Args& u) : widest(u.widest), row_units(u.row_units), magic(u.row_magic) {
+  PL_FN Units(const Step& s, const Args& u) : widest(u.widest), row_units(u.step.row_units), magic(u.step.row_magic) {
     const uint32_t all = uint32_t(s.rows) * row_units;
-    begin = dev::block() * u.block_units;
+    begin = dev::block() * u.step.block_units;
     begin = begin < all ? begin : all;
-    end = all - begin < u.block_units ? all : begin + u.block_units;
+    end = all - begin < u.step.block_units ? all : begin + u.step.block_units;
     row = row_of(begin + dev::tid());
     first = begin + dev::tid() - row * row_units;
     alone = end - begin <= dev::threads() && (u.phases == 1 || end - begin <= dev::KEEPERS);

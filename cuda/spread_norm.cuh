@@ -28,7 +28,7 @@ struct SpreadNorm {
   PL_FN explicit SpreadNorm(Steps& of)
       : steps(of), s(of.s), rows(of.s), kept(of.turns.once(of.u.widest)), unit(dev::tid()) {
     if (Steps::ONE || !kept) return;
-    const uint32_t size = (of.u.block_units + dev::WARP - 1) / dev::WARP * dev::WARP;
+    const uint32_t size = (of.u.step.block_units + dev::WARP - 1) / dev::WARP * dev::WARP;
     PL_EACH
     for (uint32_t g = 1; g < MOST_GROUPS; ++g) {
       groups += (g + 1) * size <= dev::threads();

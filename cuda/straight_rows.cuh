@@ -40,17 +40,17 @@ struct StraightSpread {
   PL_FN StraightSpread(Step& step, const typename Fan<K>::Args& args)
       : s(step),
         u(args),
-        row(row_of(args, dev::block() * args.block_units)),
+        row(row_of(args, dev::block() * args.step.block_units)),
         steps(step, args, pack(), row * args.widest, row * uint32_t(step.packs)),
         rows(step) {}
 
   static PL_FN uint32_t row_of(const typename Fan<K>::Args& u, uint32_t unit) {
-    return u.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * u.row_magic >> 32);
+    return u.step.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * u.step.row_magic >> 32);
   }
   // Of the row; none: more than any has.
   PL_FN uint32_t pack() const {
-    const bool any = dev::tid() < u.block_units && row < s.rows;
-    return any ? dev::block() * u.block_units - row * u.row_units + dev::tid() : ~0u;
+    const bool any = dev::tid() < u.step.block_units && row < s.rows;
+    return any ? dev::block() * u.step.block_units - row * u.step.row_units + dev::tid() : ~0u;
   }
 
   PL_FN void load() { steps.load_one(); }
@@ -70,7 +70,8 @@ struct StraightSpread {
     dev::pack_store_if(has, residual_out_at(s, steps.in_tile), r);
     steps.template rearm<K + 1>(ph, ok ? wanted : 0);
     if (row >= s.rows) return ok;  // a block to spare
-    const uint32_t least = warps_of(u.block_units), workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
+    const uint32_t least = warps_of(u.step.block_units),
+                   workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
     if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) return false;
     // The warp without packs was not at that barrier, and may read groups that are not there yet: it is here for the
     // instructions alone, and stores nothing of what it makes of them.
@@ -110,8 +111,8 @@ struct StraightRow {
       : s(step),
         u(args),
         row(dev::block()),
-        group(dev::in_register(group_of(args.block_units))),
-        unit(dev::in_register(unit_of(args.block_units))),
+        group(dev::in_register(group_of(args.step.block_units))),
+        unit(dev::in_register(unit_of(args.step.block_units))),
         sums(step, args, adds() ? unit : ~0u, row * args.phase[0].item_packs[0], row * uint32_t(step.packs)),
         rows(step) {}
 
@@ -125,7 +126,7 @@ struct StraightRow {
     const uint32_t at = dev::tid() - group * warps_of(units);
     return at < units && row < s.rows ? at : ~0u;
   }
-  PL_FN uint32_t workers() const { return GROUPS * warps_of(u.block_units); }
+  PL_FN uint32_t workers() const { return GROUPS * warps_of(u.step.block_units); }
   PL_FN bool adds() const { return group == GROUPS - 1; }
 
   // The send and the result behind place `i` of this thread, and whether it is the piece that this rank sums.

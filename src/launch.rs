@@ -352,12 +352,16 @@ pub struct pl_step {
     pub weight_bias: f32,
     pub squares: *mut ::std::os::raw::c_void,
     pub squares_half_bytes: u64,
+    pub block_units: u32,
+    pub row_units: u32,
+    pub row_magic: u32,
+    pub reserved: u32,
     pub host_staged: u32,
     pub dependents: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 440usize];
+    ["Size of pl_step"][::std::mem::size_of::<pl_step>() - 456usize];
     ["Alignment of pl_step"][::std::mem::align_of::<pl_step>() - 8usize];
     ["Offset of field: pl_step::state"][::std::mem::offset_of!(pl_step, state) - 0usize];
     ["Offset of field: pl_step::channel"][::std::mem::offset_of!(pl_step, channel) - 8usize];
@@ -403,10 +407,15 @@ const _: () = {
     ["Offset of field: pl_step::squares"][::std::mem::offset_of!(pl_step, squares) - 416usize];
     ["Offset of field: pl_step::squares_half_bytes"]
         [::std::mem::offset_of!(pl_step, squares_half_bytes) - 424usize];
+    ["Offset of field: pl_step::block_units"]
+        [::std::mem::offset_of!(pl_step, block_units) - 432usize];
+    ["Offset of field: pl_step::row_units"][::std::mem::offset_of!(pl_step, row_units) - 436usize];
+    ["Offset of field: pl_step::row_magic"][::std::mem::offset_of!(pl_step, row_magic) - 440usize];
+    ["Offset of field: pl_step::reserved"][::std::mem::offset_of!(pl_step, reserved) - 444usize];
     ["Offset of field: pl_step::host_staged"]
-        [::std::mem::offset_of!(pl_step, host_staged) - 432usize];
+        [::std::mem::offset_of!(pl_step, host_staged) - 448usize];
     ["Offset of field: pl_step::dependents"]
-        [::std::mem::offset_of!(pl_step, dependents) - 436usize];
+        [::std::mem::offset_of!(pl_step, dependents) - 452usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -416,10 +425,10 @@ pub struct pl_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2592usize];
+    ["Size of pl_args"][::std::mem::size_of::<pl_args>() - 2608usize];
     ["Alignment of pl_args"][::std::mem::align_of::<pl_args>() - 8usize];
     ["Offset of field: pl_args::step"][::std::mem::offset_of!(pl_args, step) - 0usize];
-    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 440usize];
+    ["Offset of field: pl_args::table"][::std::mem::offset_of!(pl_args, table) - 456usize];
 };
 pub const PL_FOLD_NONE: pl_unrolled_fold = 0;
 pub const PL_FOLD_SUM: pl_unrolled_fold = 1;
@@ -477,9 +486,6 @@ pub struct pl_unrolled_1 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
-    pub block_units: u32,
-    pub row_units: u32,
-    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_1; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -488,17 +494,11 @@ const _: () = {
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
-        [::std::mem::offset_of!(pl_unrolled_1, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_1, phases) - 456usize];
     ["Offset of field: pl_unrolled_1::straight"]
-        [::std::mem::offset_of!(pl_unrolled_1, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_1, straight) - 458usize];
     ["Offset of field: pl_unrolled_1::widest"]
-        [::std::mem::offset_of!(pl_unrolled_1, widest) - 444usize];
-    ["Offset of field: pl_unrolled_1::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, block_units) - 448usize];
-    ["Offset of field: pl_unrolled_1::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_units) - 452usize];
-    ["Offset of field: pl_unrolled_1::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_1, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_1, widest) - 460usize];
     ["Offset of field: pl_unrolled_1::phase"]
         [::std::mem::offset_of!(pl_unrolled_1, phase) - 464usize];
 };
@@ -554,9 +554,6 @@ pub struct pl_unrolled_3 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
-    pub block_units: u32,
-    pub row_units: u32,
-    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_3; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -565,17 +562,11 @@ const _: () = {
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
-        [::std::mem::offset_of!(pl_unrolled_3, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_3, phases) - 456usize];
     ["Offset of field: pl_unrolled_3::straight"]
-        [::std::mem::offset_of!(pl_unrolled_3, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_3, straight) - 458usize];
     ["Offset of field: pl_unrolled_3::widest"]
-        [::std::mem::offset_of!(pl_unrolled_3, widest) - 444usize];
-    ["Offset of field: pl_unrolled_3::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, block_units) - 448usize];
-    ["Offset of field: pl_unrolled_3::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_units) - 452usize];
-    ["Offset of field: pl_unrolled_3::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_3, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_3, widest) - 460usize];
     ["Offset of field: pl_unrolled_3::phase"]
         [::std::mem::offset_of!(pl_unrolled_3, phase) - 464usize];
 };
@@ -631,9 +622,6 @@ pub struct pl_unrolled_7 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
-    pub block_units: u32,
-    pub row_units: u32,
-    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_7; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -642,17 +630,11 @@ const _: () = {
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
-        [::std::mem::offset_of!(pl_unrolled_7, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_7, phases) - 456usize];
     ["Offset of field: pl_unrolled_7::straight"]
-        [::std::mem::offset_of!(pl_unrolled_7, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_7, straight) - 458usize];
     ["Offset of field: pl_unrolled_7::widest"]
-        [::std::mem::offset_of!(pl_unrolled_7, widest) - 444usize];
-    ["Offset of field: pl_unrolled_7::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, block_units) - 448usize];
-    ["Offset of field: pl_unrolled_7::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_units) - 452usize];
-    ["Offset of field: pl_unrolled_7::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_7, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_7, widest) - 460usize];
     ["Offset of field: pl_unrolled_7::phase"]
         [::std::mem::offset_of!(pl_unrolled_7, phase) - 464usize];
 };
@@ -708,9 +690,6 @@ pub struct pl_unrolled_15 {
     pub phases: u16,
     pub straight: u16,
     pub widest: u32,
-    pub block_units: u32,
-    pub row_units: u32,
-    pub row_magic: u32,
     pub phase: [pl_unrolled_phase_15; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -720,17 +699,11 @@ const _: () = {
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];
     ["Offset of field: pl_unrolled_15::phases"]
-        [::std::mem::offset_of!(pl_unrolled_15, phases) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_15, phases) - 456usize];
     ["Offset of field: pl_unrolled_15::straight"]
-        [::std::mem::offset_of!(pl_unrolled_15, straight) - 442usize];
+        [::std::mem::offset_of!(pl_unrolled_15, straight) - 458usize];
     ["Offset of field: pl_unrolled_15::widest"]
-        [::std::mem::offset_of!(pl_unrolled_15, widest) - 444usize];
-    ["Offset of field: pl_unrolled_15::block_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, block_units) - 448usize];
-    ["Offset of field: pl_unrolled_15::row_units"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_units) - 452usize];
-    ["Offset of field: pl_unrolled_15::row_magic"]
-        [::std::mem::offset_of!(pl_unrolled_15, row_magic) - 456usize];
+        [::std::mem::offset_of!(pl_unrolled_15, widest) - 460usize];
     ["Offset of field: pl_unrolled_15::phase"]
         [::std::mem::offset_of!(pl_unrolled_15, phase) - 464usize];
 };
@@ -756,19 +729,19 @@ pub struct pl_probe {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 512usize];
+    ["Size of pl_probe"][::std::mem::size_of::<pl_probe>() - 528usize];
     ["Alignment of pl_probe"][::std::mem::align_of::<pl_probe>() - 8usize];
     ["Offset of field: pl_probe::step"][::std::mem::offset_of!(pl_probe, step) - 0usize];
-    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 440usize];
-    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 448usize];
+    ["Offset of field: pl_probe::flags"][::std::mem::offset_of!(pl_probe, flags) - 456usize];
+    ["Offset of field: pl_probe::data"][::std::mem::offset_of!(pl_probe, data) - 464usize];
     ["Offset of field: pl_probe::slot_bytes"]
-        [::std::mem::offset_of!(pl_probe, slot_bytes) - 456usize];
-    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 464usize];
-    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 472usize];
-    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 480usize];
-    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 488usize];
-    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 496usize];
-    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 500usize];
-    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 504usize];
-    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 508usize];
+        [::std::mem::offset_of!(pl_probe, slot_bytes) - 472usize];
+    ["Offset of field: pl_probe::tag"][::std::mem::offset_of!(pl_probe, tag) - 480usize];
+    ["Offset of field: pl_probe::bytes"][::std::mem::offset_of!(pl_probe, bytes) - 488usize];
+    ["Offset of field: pl_probe::result"][::std::mem::offset_of!(pl_probe, result) - 496usize];
+    ["Offset of field: pl_probe::barrier"][::std::mem::offset_of!(pl_probe, barrier) - 504usize];
+    ["Offset of field: pl_probe::what"][::std::mem::offset_of!(pl_probe, what) - 512usize];
+    ["Offset of field: pl_probe::rounds"][::std::mem::offset_of!(pl_probe, rounds) - 516usize];
+    ["Offset of field: pl_probe::to"][::std::mem::offset_of!(pl_probe, to) - 520usize];
+    ["Offset of field: pl_probe::from"][::std::mem::offset_of!(pl_probe, from) - 524usize];
 };

@@ -22,9 +22,6 @@ pub struct Head<'a> {
     pub phases: &'a mut u16,
     pub straight: &'a mut u16,
     pub widest: &'a mut u32,
-    pub block_units: &'a mut u32,
-    pub row_units: &'a mut u32,
-    pub row_magic: &'a mut u32,
 }
 
 /// The fields of a `pl_unrolled_phase_*`, see `cuda/launch.h`.
@@ -60,9 +57,6 @@ macro_rules! fans {
                     phases: &mut self.phases,
                     straight: &mut self.straight,
                     widest: &mut self.widest,
-                    block_units: &mut self.block_units,
-                    row_units: &mut self.row_units,
-                    row_magic: &mut self.row_magic,
                 }
             }
             fn phase(&mut self, index: usize) -> PhaseMut<'_> {

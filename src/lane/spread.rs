@@ -38,11 +38,11 @@ impl<F: Fan> Unrolled<F> {
             return None;
         }
         self.lay_out(table, packs, None);
-        let head = self.args.head();
-        *head.straight = units.straight.into();
-        *head.block_units = units.block as u32;
-        *head.row_units = units.row as u32;
-        *head.row_magic = if units.row == 1 { 0 } else { (1u64 << 32).div_ceil(units.row) as u32 };
+        *self.args.head().straight = units.straight.into();
+        let step = self.args.step();
+        step.block_units = units.block as u32;
+        step.row_units = units.row as u32;
+        step.row_magic = if units.row == 1 { 0 } else { (1u64 << 32).div_ceil(units.row) as u32 };
         Some(&mut self.args)
     }
 }
@@ -104,8 +104,8 @@ mod tests {
                         continue;
                     };
                     assert!(words <= 1 << 16 && args.straight == 1);
-                    let (widest, magic) = (u64::from(args.row_units), u64::from(args.row_magic));
-                    let has = (u64::from(args.block_units), u64::from(args.widest), widest);
+                    let (widest, magic) = (u64::from(args.step.row_units), u64::from(args.step.row_magic));
+                    let has = (u64::from(args.step.block_units), u64::from(args.widest), widest);
                     assert_eq!(has, (longest, longest, row(longest)));
                     let units = rows * widest;
                     for unit in

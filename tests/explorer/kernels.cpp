@@ -74,7 +74,6 @@ pl_unrolled_1 of_two(const pl_unrolled_7& u) {
   pl_unrolled_1 v = {};
   v.step = u.step;
   v.phases = u.phases, v.straight = u.straight, v.widest = u.widest;
-  v.block_units = u.block_units, v.row_units = u.row_units, v.row_magic = u.row_magic;
   for (uint32_t p = 0; p < PL_UNROLLED_PHASES; ++p) {
     const auto& from = u.phase[p];
     auto& to = v.phase[p];
