@@ -1,9 +1,9 @@
 // The seam between the kernels and what runs them: a GPU, a CPU thread, or a test that explores interleavings.
 //
-// This file says what a back end supplies, and selects one: that of a GPU (dev_gpu.cuh, dev_gpu_packs.cuh) where nvcc
-// compiles, else that of a CPU (dev_cpu.cuh). These are the only files that spell inline PTX, memory orders or compiler
-// intrinsics. Every access to memory that a peer also touches goes through them. A back end supplies, in this
-// namespace:
+// This file says what a back end supplies, by its main names, and selects one: that of a GPU (dev_gpu.cuh,
+// dev_gpu_packs.cuh) where nvcc compiles, else that of a CPU (dev_cpu.cuh). These are the only files that spell inline
+// PTX, memory orders or compiler intrinsics. Every access to memory that a peer also touches goes through them. A back
+// end supplies, in this namespace:
 //
 //   PL_FN PL_COLD          how a function is declared; one that is hardly ever called, and then apart from the others:
 //                          the instructions of a step are fetched anew by every launch, and what stands between those
@@ -30,8 +30,10 @@
 //                          how many packs of a unit a thread then has
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
-//   local_*, enter, leave, claim, count_in, count_out, arrive_in_order   words of the rank's own memory that its blocks
-//   (and its host) share now_ns pause linger launch_id square_root set_bits lowest_bit in_register
+//   local_* enter leave claim count_in count_out arrive_in_order   words of the rank's own memory that its blocks (and
+//                          its host) share
+//   now_ns pause linger launch_id   time, and a number of the launch
+//   square_root set_bits lowest_bit in_register bit_cast half_* bfloat_*   arithmetic, and conversions
 //
 // -DPL_DEV_BACKEND='"file"' replaces both by the back end in that file.
 #ifndef PEERLANE_DEV_CUH

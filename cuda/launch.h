@@ -224,7 +224,7 @@ typedef struct {
 /* A step of ll or sentinel whose table the host has laid out for a kernel with unrolled loops over up to K sends, and
  * K + 1 operands, a phase: addresses instead of slots, packs instead of cuts. The struct has only what its K needs: the
  * arguments of a launch are fetched anew each time, and what they hold cold is on the path of the data. See
- * src/comm/gpu/unrolled.rs for the tables that have this form. */
+ * src/lane/unrolled.rs for the tables that have this form. */
 #define PL_UNROLLED_PHASES 2
 enum pl_unrolled_fold {
   PL_FOLD_NONE = 0,

@@ -174,13 +174,12 @@ PL_COLD uint64_t begin_unusual(const pl_step& a, uint64_t turn, uint32_t abort, 
 // every block that is done adds to the word, and the sum of all that is added is what is missing to (next epoch, no
 // count, no id). All terms are positive, so the sum is there with the last term alone. (Where the epoch goes on by more
 // than 1, part of that may be there before, but with a count that is not 0: a launch that comes along finds it busy.)
-// All but one add
-// BLOCK_DONE; the one whose term takes the id away is the last that began, which it learns here from a count whose
-// round trip is beside that of the OR: behind it no block of the launch looks at the word any more, so that nobody
-// misses the id. (Both words lie in one sector of memory, and a GPU makes the two atomics of a thread there in their
-// order, though PTX does not promise it. Were they made in the other one, and a whole step apart, a block would find no
-// id and raise an error that is none; it would never run with a wrong epoch.) Until the last term somebody's launch
-// that comes along finds id and count not 0 and is refused.
+// All but one add BLOCK_DONE; the one whose term takes the id away is the last that began, which it learns here from a
+// count whose round trip is beside that of the OR: behind it no block of the launch looks at the word any more, so that
+// nobody misses the id. (Both words lie in one sector of memory, and a GPU makes the two atomics of a thread there in
+// their order, though PTX does not promise it. Were they made in the other one, and a whole step apart, a block would
+// find no id and raise an error that is none; it would never run with a wrong epoch.) Until the last term somebody's
+// launch that comes along finds id and count not 0 and is refused.
 //
 // On a GPU the word carries no order for other memory. It need not: the launches of a channel are in stream order, and
 // a launch sees what kernels before it did. Launches without order that happen not to overlap still get consecutive

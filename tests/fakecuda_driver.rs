@@ -2,13 +2,13 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "common/adder.rs"]
-mod adder;
+#[path = "common/driver.rs"]
+mod driver;
 #[path = "common/fakecuda.rs"]
 mod fakecuda;
 
-use adder::{adder, device, Add, BUILT_WITH, SHAPE};
 use cudarc::driver::sys;
+use driver::{adder, device, Add, BUILT_WITH, SHAPE};
 use fakecuda::{in_child, in_child_with, live, set_fail};
 use peerlane::device::cuda::*;
 use peerlane::Error;

@@ -2,12 +2,12 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "common/adder.rs"]
-mod adder;
+#[path = "common/driver.rs"]
+mod driver;
 #[path = "common/fakecuda.rs"]
 mod fakecuda;
 
-use adder::{add, soon, Add, BUILT_WITH, SHAPE};
+use driver::{add, soon, Add, BUILT_WITH, SHAPE};
 use fakecuda::{calls, in_child, live, register_kernel, set_fail};
 use peerlane::device::cuda::*;
 use std::os::fd::AsFd;

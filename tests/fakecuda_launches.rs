@@ -2,13 +2,13 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "common/adder.rs"]
-mod adder;
+#[path = "common/driver.rs"]
+mod driver;
 #[path = "common/fakecuda.rs"]
 mod fakecuda;
 
-use adder::{add, adder, device, soon, words, Add, BUILT_WITH, SHAPE};
 use cudarc::driver::sys;
+use driver::{add, adder, device, soon, words, Add, BUILT_WITH, SHAPE};
 use fakecuda::{calls, in_child, live, register_kernel, set_fail};
 use peerlane::device::cuda::*;
 use peerlane::Error;

@@ -4,11 +4,9 @@ mod channel;
 mod fan;
 mod host;
 mod layout;
-mod spread;
 mod unrolled;
 
 pub use fan::{Fan, Head, PhaseMut};
 pub use host::{HostSlab, Mapping};
 pub use layout::{longest_piece, step_packs, step_rows, tile_packs, Layout};
-pub use spread::{short_row, RowUnits, SQUARES_HALF_BYTES};
-pub use unrolled::Unrolled;
+pub use unrolled::{short_row, RowUnits, Unrolled, SQUARES_HALF_BYTES};

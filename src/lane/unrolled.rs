@@ -3,10 +3,13 @@
 //!
 //! What depends on the table and the slabs is worked out once, what depends on the size of the message once per size.
 
+mod spread;
+
 use super::fan::Fan;
 use super::longest_piece;
 use crate::launch::*;
 use crate::types::Protocol;
+pub use spread::{short_row, RowUnits, SQUARES_HALF_BYTES};
 
 const PHASES: usize = PL_UNROLLED_PHASES as usize;
 const RANKS: usize = PL_MAX_RANKS as usize;
@@ -14,7 +17,7 @@ const RANKS: usize = PL_MAX_RANKS as usize;
 /// A table in this form, for steps of any size.
 #[derive(Clone, Copy, Debug)]
 pub struct Unrolled<F> {
-    pub(super) args: F,
+    args: F,
     /// By phase, the piece of each send and of each operand; none where there is none.
     sends: [[Option<u8>; RANKS]; PHASES],
     items: [[Option<u8>; RANKS]; PHASES],
@@ -228,7 +231,7 @@ fn range<T>(all: &[T], first: usize, count: usize) -> Option<&[T]> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::schedule::{build, Islands};
     use crate::types::{Algorithm, Direction};

@@ -93,7 +93,7 @@ pub fn choose(device: DeviceKind, islands: &Islands, bytes: usize, dtype: DType)
 /// 8 by `flagged` and 5 by `sentinel`.
 const HOST_STAGED_LL_BYTES: usize = 4 << 10;
 /// Up to here `sentinel` has been measured, and led: 448 KiB take 43 us, by `flagged` 45; over a link each, and by words that differ
-/// (`cuda/protocol_delta.cuh`), 19 and 28, and 4 MiB 175 and 217. Over one link that eight ranks share both take the same.
+/// (`cuda/protocol_delta.cuh`), 19 and 28, and 4 MiB 172 and 218. Over one link that eight ranks share both take the same.
 const HOST_STAGED_SENTINEL_BYTES: usize = 4 << 20;
 
 /// How words travel where slabs are host memory that GPUs write.

@@ -16,7 +16,8 @@
 //! | `share` | how much of a GPU a channel may take |
 //! | `delta` | sums over host memory by words that differ |
 //! | `shape` | blocks and threads of a launch |
-//! | `spread` | the same where rows are spread over blocks |
+//! | `shape/spread` | the same where rows are spread over blocks |
+//! | `unrolled` | launches of the kernels with unrolled loops |
 //! | `chain` | which captured launches may start early |
 
 mod chain;
@@ -31,7 +32,6 @@ mod setup;
 mod shape;
 mod share;
 mod slab;
-mod spread;
 mod state;
 mod trial;
 mod unrolled;

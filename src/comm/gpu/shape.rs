@@ -1,14 +1,17 @@
 //! The shape of a launch. All blocks of all ranks that share a GPU must be resident together, because a block waits for
 //! what other ranks' blocks send: `share.rs` says how many there may be.
 
+mod spread;
+
 use crate::lane::longest_piece;
 use crate::launch::{pl_geometry, pl_table};
 use crate::types::Protocol;
+pub(super) use spread::Spread;
 
 /// Between two GPUs, a rank each, 448 KiB by `one_shot` take 3.7 us with 56 blocks and 4.8 with 28; over host memory 21.5 and 24.
 /// With more than 64 nothing was measured there.
 const MOST_BLOCKS: u32 = 64;
-pub(super) const FEW_THREADS: u32 = 128;
+const FEW_THREADS: u32 = 128;
 /// Threads of a block, as many as leave a pack of each piece to a thread: few, so that more multiprocessors share the work. Pieces
 /// of two phases are short, and a thread has a pack of each.
 const THREADS: [u32; 4] = [64, FEW_THREADS, FEWER_THREADS, SMALL_THREADS];
@@ -30,9 +33,9 @@ pub(super) struct ShapeRule {
     most_blocks: u32,
     /// Somebody has said how many.
     pinned: bool,
-    pub(super) threads: Option<u32>,
+    threads: Option<u32>,
     /// Blocks beside those that have packs.
-    pub(super) spare: u32,
+    spare: u32,
 }
 
 /// Blocks, threads of each, and packs of a chunk.
@@ -163,7 +166,7 @@ impl ShapeRule {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::super::share::{share, CAPTURED};
     use super::*;
 

@@ -3,9 +3,8 @@
 use super::chain::Queue;
 use super::kernels::{HasKernels, Kernels, MOST_DELTA};
 use super::shape::{
-    ShapeRule, Shapes, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
+    ShapeRule, Shapes, Spread, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
 };
-use super::spread::Spread;
 use crate::comm::call::Call;
 use crate::error::{Error, Result};
 use crate::lane::{short_row, Fan, Unrolled};

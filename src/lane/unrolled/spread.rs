@@ -1,8 +1,7 @@
 //! Rows of tables in the form for unrolled loops, spread over blocks (`cuda/spread.cuh`).
 
-use super::fan::Fan;
-use super::longest_piece;
-use super::unrolled::Unrolled;
+use super::Unrolled;
+use crate::lane::{longest_piece, Fan};
 use crate::launch::*;
 
 /// Bytes of one half of the words through which blocks tell each other their packs' sums of squares. Steps in slabs of the default
@@ -75,7 +74,7 @@ pub fn short_row(fan: usize, packs: u64, longest: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::unrolled::tests::{step, tables};
+    use super::super::tests::{step, tables};
     use super::*;
     use crate::types::{Algorithm, Protocol};
 
@@ -104,7 +103,8 @@ mod tests {
                         continue;
                     };
                     assert!(words <= 1 << 16 && args.straight == 1);
-                    let (widest, magic) = (u64::from(args.step.row_units), u64::from(args.step.row_magic));
+                    let (widest, magic) =
+                        (u64::from(args.step.row_units), u64::from(args.step.row_magic));
                     let has = (u64::from(args.step.block_units), u64::from(args.widest), widest);
                     assert_eq!(has, (longest, longest, row(longest)));
                     let units = rows * widest;

@@ -1,6 +1,6 @@
 //! How rows of a fused step are spread over the blocks of its launch.
 
-use super::shape::{Shape, ShapeRule, FEW_THREADS, ROW_THREADS};
+use super::{Shape, ShapeRule, FEW_THREADS, ROW_THREADS};
 use crate::lane::RowUnits;
 
 /// Threads of a short row's block that have no packs, see cuda/straight_rows.cuh. Where threads are pinned there may be none.
@@ -11,7 +11,7 @@ const MOST_GROUPS: u32 = 4;
 
 /// How a step's rows are spread over blocks: a unit is a pack of each piece of a row, see `cuda/spread.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spread {
+pub(in crate::comm::gpu) struct Spread {
     pub blocks: u32,
     pub threads: u32,
     pub units: RowUnits,
@@ -97,7 +97,7 @@ impl ShapeRule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shape::tests::{captured, rules};
+    use super::super::tests::{captured, rules};
     use super::*;
     use crate::lane::short_row;
 
