@@ -25,10 +25,11 @@ PL_FAN(15)
 // Arguments are fetched anew for every launch, line by line. What a sum of two ranks needs by sentinel is two lines, on
 // GPUs of 9.0 and on those of 10.0 and 12.0, where arguments begin at different places. Elsewhere none of this is
 // wrong; it may take a line more.
-constexpr uint64_t LINE = 64;
+constexpr uint64_t LINE = 64, FIRST_ARGUMENT_90 = 0x210, FIRST_ARGUMENT_100 = 0x380;
 constexpr PL_FN uint64_t line_of(uint64_t first, uint64_t offset) { return (first + offset) / LINE; }
 constexpr bool one_line(uint64_t from, uint64_t to) {
-  return line_of(0x210, from) == line_of(0x210, to) && line_of(0x380, from) == line_of(0x380, to);
+  return line_of(FIRST_ARGUMENT_90, from) == line_of(FIRST_ARGUMENT_90, to) &&
+         line_of(FIRST_ARGUMENT_100, from) == line_of(FIRST_ARGUMENT_100, to);
 }
 static_assert(one_line(0, offsetof(pl_step, geo.flag_chunks)), "the first line");
 static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_1, phase[0].send_first) - 1), "the second");
@@ -38,9 +39,9 @@ template <uint32_t K, uint32_t PHASES>
 PL_FN void fetch_arguments(const typename Fan<K>::Args& u) {
   using Args = typename Fan<K>::Args;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  constexpr uint64_t FIRST = 0x380;
+  constexpr uint64_t FIRST = FIRST_ARGUMENT_100;
 #else
-  constexpr uint64_t FIRST = 0x210;
+  constexpr uint64_t FIRST = FIRST_ARGUMENT_90;
 #endif
   constexpr uint64_t FROM = (line_of(FIRST, offsetof(Args, widest)) + 1) * LINE - FIRST;
   constexpr uint64_t TO = PHASES == 1 ? offsetof(Args, phase[0].send_first) : offsetof(Args, phase[1].fold);

@@ -17,7 +17,7 @@ mod support;
 use fakecuda::{calls, graph, in_child, register_kernel, set_fail, Node};
 use gpu::{case, config, nothing_is_left, on_ranks, KERNELS};
 use graphs::{
-    alone, capture, capture_rows, foreign, is_chain, is_marked, launch_foreign, replay, replayed,
+    alone, capture, capture_on, foreign, is_chain, is_marked, launch_foreign, replay, replayed,
     replays_to, SHAPE,
 };
 use peerlane::comm::{Communicator, Config};
@@ -112,7 +112,7 @@ fn the_fused_operation_and_the_norm_by_itself_are_links_of_the_chain() {
         on_ranks(Communicator::create_local(n, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 1 << 16).unwrap();
             // The second takes two kernels: the sum, and the norm behind it.
-            let graph = capture_rows(&rank, || {
+            let graph = capture_on(&rank.stream, || {
                 for fused in [true, false, true] {
                     rank.call(&rows, Form::Apart, fused).unwrap();
                 }

@@ -17,7 +17,7 @@ mod support;
 use fakecuda::{graph, in_child, Node};
 use gpu::{case, config, on_ranks, KERNELS};
 use graphs::{
-    capture, capture_rows, foreign, is_chain, is_marked, launch_foreign, replayed, replays_to,
+    capture, capture_on, foreign, is_chain, is_marked, launch_foreign, replayed, replays_to,
 };
 use peerlane::comm::{Communicator, Config};
 use peerlane::{Algorithm, DType, Op, Protocol};
@@ -195,7 +195,7 @@ fn fused_calls_of_many_rows_are_a_chain_from_the_second_on() {
         on_ranks(Communicator::create_local(N, &config).unwrap(), |comm| {
             let rank = RowsRank::new(&comm, 0, 2 * rows.rows * rows.width).unwrap();
             let calls = || (0..4).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
-            let exec = capture_rows(&rank, calls);
+            let exec = capture_on(&rank.stream, calls);
             let nodes = graph();
             assert_eq!(shapes(&nodes), [(32, 480), (16, 448), (16, 448), (16, 448)]);
             assert!(most_at_once(&nodes) <= SHARE && !is_marked(&nodes[0]), "{nodes:?}");
@@ -223,7 +223,7 @@ fn a_fused_call_has_fewer_blocks_only_where_they_make_it_a_link() {
                 (MIDDLE, LINKED, [(16, 448); 3], true),
             ] {
                 plain.fill(&before).unwrap();
-                let exec = capture_rows(&rank, || {
+                let exec = capture_on(&rank.stream, || {
                     plain.call_on(&rank.stream, &before, None).unwrap();
                     (0..3).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
                 });

@@ -16,18 +16,15 @@ pub fn alone(more: Config) -> Communicator {
     Communicator::create_local(1, &more).unwrap().swap_remove(0)
 }
 
-fn capture_on(stream: &Stream, record: impl FnOnce()) -> GraphExec {
+/// What `record` puts on the stream, as a graph.
+pub fn capture_on(stream: &Stream, record: impl FnOnce()) -> GraphExec {
     let capture = Capture::begin(stream, CaptureMode::ThreadLocal).unwrap();
     record();
     capture.end().unwrap().instantiate().unwrap()
 }
 
-/// What `record` puts on the rank's stream, as a graph.
+/// The same of the rank's stream.
 pub fn capture(rank: &Rank, record: impl FnOnce()) -> GraphExec {
-    capture_on(&rank.stream, record)
-}
-
-pub fn capture_rows(rank: &RowsRank, record: impl FnOnce()) -> GraphExec {
     capture_on(&rank.stream, record)
 }
 
