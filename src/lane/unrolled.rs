@@ -177,13 +177,25 @@ impl<F: Fan> Unrolled<F> {
         Some(summed)
     }
 
-    /// The arguments for a step whose tile has `packs` packs, with everything but `step` set. `threads`: of the whole
-    /// launch, if it is a sum that the short path may take.
-    pub fn lay_out(&mut self, table: &pl_table, packs: u64, threads: Option<u64>) -> &mut F {
+    /// The arguments for `step`, whose tile has `packs` packs. `threads`: of the whole launch, if it is a sum that the short
+    /// path may take.
+    pub fn lay_out(
+        &mut self,
+        step: &pl_step,
+        table: &pl_table,
+        packs: u64,
+        threads: Option<u64>,
+    ) -> &mut F {
+        *self.args.step() = *step;
         let straight = self.short && threads.is_some_and(|all| longest_piece(table, packs) <= all);
         *self.args.head().straight = straight.into();
+        self.lay_pieces(table, packs);
+        &mut self.args
+    }
+
+    fn lay_pieces(&mut self, table: &pl_table, packs: u64) {
         if self.laid_out == Some(packs) {
-            return &mut self.args;
+            return;
         }
         self.laid_out = Some(packs);
         let cut =
@@ -203,7 +215,6 @@ impl<F: Fan> Unrolled<F> {
             }
         }
         *self.args.head().widest = longest_piece(table, packs) as u32;
-        &mut self.args
     }
 }
 
@@ -281,7 +292,7 @@ mod tests {
             let tables = tables(algorithm, islands, n);
             let forms = tables.iter().map(|table| {
                 let form = Unrolled::<pl_unrolled_7>::new(table, &step(n), Protocol::Sentinel);
-                *form.unwrap().lay_out(table, 896, threads).head().straight
+                *form.unwrap().lay_out(&step(n), table, 896, threads).head().straight
             });
             forms.collect::<Vec<_>>()
         };
@@ -323,7 +334,7 @@ mod tests {
             let mut form =
                 Unrolled::<pl_unrolled_7>::new(table, &step(5), Protocol::Sentinel).unwrap();
             for packs in [1, 4, 5, 897, 5] {
-                let args = form.lay_out(table, packs, None);
+                let args = form.lay_out(&step(5), table, packs, None);
                 let mut covered = vec![0; packs as usize];
                 for phase in &args.phase {
                     for (first, count) in phase.item_first.iter().zip(&phase.item_packs) {

@@ -135,7 +135,7 @@ unsafe fn launch<F: HasKernels>(
             let shapes = rule.shape(table, &step.geo, protocol, pack(step.count), most_threads);
             // As many for either shape as there are packs, or for neither.
             let threads = u64::from(shapes.usual.blocks) * u64::from(shapes.usual.threads);
-            let args = form.lay_out(table, pack(step.count), plain.then_some(threads));
+            let args = form.lay_out(step, table, pack(step.count), plain.then_some(threads));
             let aligned = is_aligned(step.input as usize) && is_aligned(step.output as usize);
             if delta && !(aligned && *args.head().straight != 0) {
                 return Err(Error::Internal("a step by delta without its only path".into()));
@@ -148,7 +148,7 @@ unsafe fn launch<F: HasKernels>(
             let packs = pack(step.width);
             let plain = plain && short_kernel.is_some();
             let mut shapes = rule.rows(rows).into();
-            let laid_out = form.lay_out_rows(table, packs, rows, plain, |longest, short| {
+            let laid_out = form.lay_out_rows(step, table, packs, plain, |longest, short| {
                 let by_short_path = |rule: &ShapeRule| {
                     let whole = match phases {
                         1 => None,
@@ -177,7 +177,6 @@ unsafe fn launch<F: HasKernels>(
             (shapes, args)
         }
     };
-    *args.step() = *step;
     // SAFETY: the caller's promise; the struct is the kernel's own by its type.
     unsafe { queue.launch(kernel, shapes, args)? };
     Ok(true)

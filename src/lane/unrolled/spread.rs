@@ -15,20 +15,20 @@ impl<F: Fan> Unrolled<F> {
         fold(self, 0) != PL_FOLD_COPIES && fold(self, 1) != PL_FOLD_SUM
     }
 
-    /// Spreads `rows` rows of `packs` packs over blocks, by `hand_out(longest piece, whether a short path may be taken)`; what
-    /// [`lay_out`](Self::lay_out) does besides. `plain`: it is a sum that the short path may take, if the table has one. None
+    /// The same as [`lay_out`](Self::lay_out) for a step of rows of `packs` packs, spread over blocks by `hand_out(longest
+    /// piece, whether a short path may be taken)`. `plain`: it is a sum that the short path may take, if the table has one. None
     /// where they have no room in the step's `squares`, or no way to be spread.
     pub fn lay_out_rows(
         &mut self,
+        step: &pl_step,
         table: &pl_table,
         packs: u64,
-        rows: u64,
         plain: bool,
         hand_out: impl FnOnce(u64, bool) -> RowUnits,
     ) -> Option<&mut F> {
-        let longest = longest_piece(table, packs);
+        let (rows, longest) = (step.rows, longest_piece(table, packs));
         let words = rows.checked_mul(packs.next_multiple_of(2))?;
-        if words > self.args.step().squares_half_bytes / 8 || !self.sums_first() {
+        if words > step.squares_half_bytes / 8 || !self.sums_first() {
             return None;
         }
         let units = hand_out(longest, plain && self.is_short());
@@ -36,12 +36,14 @@ impl<F: Fan> Unrolled<F> {
         if rows * units.row * units.row >= 1 << 32 {
             return None;
         }
-        self.lay_out(table, packs, None);
+        self.lay_pieces(table, packs);
         *self.args.head().straight = units.straight.into();
-        let step = self.args.step();
-        step.block_units = units.block as u32;
-        step.row_units = units.row as u32;
-        step.row_magic = if units.row == 1 { 0 } else { (1u64 << 32).div_ceil(units.row) as u32 };
+        let laid_out = self.args.step();
+        *laid_out = *step;
+        laid_out.block_units = units.block as u32;
+        laid_out.row_units = units.row as u32;
+        laid_out.row_magic =
+            if units.row == 1 { 0 } else { (1u64 << 32).div_ceil(units.row) as u32 };
         Some(&mut self.args)
     }
 }
@@ -89,6 +91,7 @@ mod tests {
                 Unrolled::<pl_unrolled_7>::new(&table, &step, Protocol::Sentinel).unwrap();
             for packs in (1..40u64).chain([112, 640, 887, 896, 1024, 4096, 16384, 65535, 65536]) {
                 for rows in [1u64, 2, 3, 16, 73, 74, 1000, 65536] {
+                    (step.rows, step.call) = (rows, step.call + 1);
                     let words = rows * packs.next_multiple_of(2);
                     // Rows may be counted with more units than they have.
                     let row = |longest| longest + rows % 3 * (longest / 7);
@@ -98,11 +101,12 @@ mod tests {
                         straight,
                     };
                     let longest = longest_piece(&table, packs);
-                    let Some(args) = form.lay_out_rows(&table, packs, rows, true, hand_out) else {
+                    let Some(args) = form.lay_out_rows(&step, &table, packs, true, hand_out) else {
                         assert!(words > 1 << 16 || row(longest) >= 1 << 15, "{packs} {rows}");
                         continue;
                     };
                     assert!(words <= 1 << 16 && args.straight == 1);
+                    assert_eq!((args.step.rows, args.step.call), (rows, step.call), "its own step");
                     let (widest, magic) =
                         (u64::from(args.step.row_units), u64::from(args.step.row_magic));
                     let has = (u64::from(args.step.block_units), u64::from(args.widest), widest);

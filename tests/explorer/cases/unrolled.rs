@@ -30,7 +30,8 @@ pub(super) fn unrolled(
         None if step.delta => panic!("a step by delta has the form"),
         Some(mut form) if step.delta => {
             let packs = (step.count / per_pack) as u64;
-            let args = *form.lay_out(&args.table, packs, Some(u64::from(blocks * threads)));
+            let args =
+                *form.lay_out(&args.step, &args.table, packs, Some(u64::from(blocks * threads)));
             assert_eq!(args.straight, 1, "on a GPU it is the only path");
             args
         }
@@ -44,13 +45,17 @@ pub(super) fn unrolled(
                 // As the host does it: the short path where every thread has a pack of each piece at most.
                 let plain = step.op == Op::Sum && args.step.check == 0;
                 let all = plain.then_some(u64::from(blocks * threads));
-                return *form.lay_out(&args.table, packs as u64, all);
+                return *form.lay_out(&args.step, &args.table, packs as u64, all);
             }
             // Ranks may hand their packs out in different ways; the last block may have none.
             let (rows, blocks, threads) = (args.step.rows, u64::from(blocks), u64::from(threads));
             let plain = args.step.check == 0;
-            let spread =
-                form.lay_out_rows(&args.table, packs as u64, rows, plain, |longest, short| {
+            let spread = form.lay_out_rows(
+                &args.step,
+                &args.table,
+                packs as u64,
+                plain,
+                |longest, short| {
                     if short && !kernels.one_in(5) {
                         let whole = args.table.phases == 2;
                         let block = if whole { longest } else { longest.min(threads) };
@@ -62,7 +67,8 @@ pub(super) fn unrolled(
                     }
                     let block = (rows * longest).div_ceil(blocks) + kernels.below(3).min(1);
                     RowUnits { block, row: longest, straight: false }
-                });
+                },
+            );
             spread.copied().unwrap_or_else(pl_unrolled_7::zeroed)
         }
         _ => pl_unrolled_7::zeroed(),

@@ -77,9 +77,24 @@ macro_rules! unrolled {
         pub unsafe extern "C" fn $function(args: *const $args) {
             // SAFETY: the stand-in driver passes a copy of the launch's parameter, whose addresses are memory of this
             // process.
-            unsafe { $run(args) }
+            unsafe {
+                says_how_rows_are_spread(&(*args).step, (*args).widest);
+                $run(args)
+            }
         }
     )*};
+}
+
+/// What kernels on a GPU need of a step with rows, and those of the CPU, for which a row is a block's, never look at.
+/// Across the C boundary a panic ends the process.
+fn says_how_rows_are_spread(step: &pl_step, widest: u32) {
+    if step.rows == 0 {
+        return;
+    }
+    let (block, row, magic) = (step.block_units, step.row_units, u64::from(step.row_magic));
+    assert!(block > 0 && row >= widest, "blocks of {block} units, rows of {row}, for {widest}");
+    let expected = if row == 1 { 0 } else { (1u64 << 32).div_ceil(row.into()) };
+    assert_eq!(magic, expected, "rows of {row} units");
 }
 unrolled!(
     hostkernels_unrolled_1 hostkernels_run_unrolled_1 pl_unrolled_1,
