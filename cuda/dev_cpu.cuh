@@ -106,6 +106,11 @@ void kept(uint32_t place, uint32_t keeper, struct Raw& raw);
 constexpr uint32_t MOST_SQUARES = 2, ROW_PACKS = 1;
 void keep_square_if(uint32_t on, uint32_t pack, float x);
 void kept_squares(uint32_t pack, uint32_t* w);
+constexpr bool CLUSTERS = false;
+PL_FN void cluster_arrive() {}
+PL_FN void cluster_publish() {}
+PL_FN void cluster_wait() {}
+PL_FN void keep_square_in_cluster_if(uint32_t, uint32_t, uint32_t, float) {}
 
 PL_FN void prefetch(const void*) {}
 

@@ -234,6 +234,7 @@ PL_FN float sum_of_groups(uint32_t row, uint32_t set) {
 // Sums of squares of packs where a row is one block's, for any thread to have once a barrier has put them there. An odd
 // number of them is followed by a 0.
 constexpr uint32_t MOST_SQUARES = 1024, ROW_PACKS = 4;
+constexpr uint32_t MOST_IN_CLUSTER = 8;  // what every GPU that has clusters takes
 PL_FN float2* pairs_of_squares() {
   __shared__ float2 squares[MOST_SQUARES / 2];
   return squares;
@@ -246,6 +247,33 @@ PL_FN void keep_square_if(uint32_t on, uint32_t pack, float x) {
       "f"(x), "r"(on)
       : "memory");
 }
+// Blocks that were launched as a cluster. They meet in two halves: who has arrived goes on, and waits for the others
+// when it has to. `cluster_publish` arrives with all that the thread has stored, which others have behind their wait.
+// GPUs before 9.0 have no clusters.
+#if __CUDA_ARCH__ >= 900
+constexpr bool CLUSTERS = true;
+PL_FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+PL_FN void cluster_publish() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+PL_FN void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// keep_square_if, in every one of the cluster's blocks.
+PL_FN void keep_square_in_cluster_if(uint32_t on, uint32_t blocks, uint32_t pack, float x) {
+  const float* to = reinterpret_cast<const float*>(pairs_of_squares()) + pack;
+  PL_EACH
+  for (uint32_t block = 0; block < MOST_IN_CLUSTER; ++block)
+    asm volatile(
+        "{.reg .pred on; .reg .b32 to; setp.ne.u32 on, %3, 0;\n"
+        "mapa.shared::cluster.u32 to, %0, %2;\n"
+        "@on st.shared::cluster.f32 [to], %1;}" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
+        "f"(x), "r"(block < blocks ? block : 0), "r"(uint32_t(on != 0 && block < blocks))
+        : "memory");
+}
+#else
+constexpr bool CLUSTERS = false;
+PL_FN void cluster_arrive() {}
+PL_FN void cluster_publish() {}
+PL_FN void cluster_wait() {}
+PL_FN void keep_square_in_cluster_if(uint32_t, uint32_t, uint32_t, float) {}
+#endif
 // Those of `pack` and of the next one, `pack` being even.
 PL_FN void kept_squares(uint32_t pack, uint32_t* w) {
   const float2 pair = pairs_of_squares()[pack / 2];

@@ -8,6 +8,8 @@
 //                                               K is 1, 3 or 7
 //   pl_unrolled_<K>_norm_<dtype>_<protocol>_<phases>   the same with add + RMSNorm; bf16, f16; K is 1, 3 or 7
 //   pl_unrolled_<K>_rows_<dtype>_<phases>       the same by sentinel, rows that are short enough (straight_rows.cuh)
+//   pl_unrolled_<K>_rows_<dtype>_cluster        in one phase by blocks that are launched as clusters, on GPUs that have
+//                                               them (cluster.cuh)
 //   pl_all_reduce_<dtype>_<protocol>_<fan-in>   any table; bf16, f16, f32; sum and avg; the smallest fan-in that is at
 //                                               least pl_table.fan_in: 7 or 15 for ll and sentinel, 1, 3, 7 or 15
 //   pl_all_reduce_<dtype>_<protocol>_any        every type; the operation is a run-time switch; any fan-in
@@ -124,19 +126,22 @@ constexpr unsigned LARGEST_ROW_THREADS = 384;
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 3, 2, two, THREADS)      \
   PL_UNROLLED_NORM_KERNEL(D, name, P, proto, 7, 2, two, LARGEST)
 
-#define PL_ROWS_KERNEL(D, name, K, PHASES, phases, THREADS, BLOCKS)                         \
+#define PL_ROWS_KERNEL(D, name, K, PHASES, suffix, THREADS, BLOCKS, CLUSTER)                \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                             \
-      pl_unrolled_##K##_rows_##name##_##phases(const __grid_constant__ pl_unrolled_##K u) { \
+      pl_unrolled_##K##_rows_##name##_##suffix(const __grid_constant__ pl_unrolled_##K u) { \
     PL_NAMESPACE::dev::after_predecessor(u.step.dependents);                                \
-    PL_NAMESPACE::all_reduce_add_rms_norm_straight<D, K, PHASES>(u);                        \
+    PL_NAMESPACE::all_reduce_add_rms_norm_straight<D, K, PHASES, CLUSTER>(u);               \
   }
-#define PL_ROWS_KERNELS(D, name)                            \
-  PL_ROWS_KERNEL(D, name, 1, 1, one, SHORT_ROW_THREADS, 1)  \
-  PL_ROWS_KERNEL(D, name, 3, 1, one, SHORT_ROW_THREADS, 1)  \
-  PL_ROWS_KERNEL(D, name, 7, 1, one, SHORT_ROW_THREADS, 1)  \
-  PL_ROWS_KERNEL(D, name, 1, 2, two, SHORT_ROW_THREADS, 1)  \
-  PL_ROWS_KERNEL(D, name, 3, 2, two, SHARED_ROW_THREADS, 2) \
-  PL_ROWS_KERNEL(D, name, 7, 2, two, SHARED_ROW_THREADS, 2)
+#define PL_ROWS_KERNELS(D, name)                                     \
+  PL_ROWS_KERNEL(D, name, 1, 1, one, SHORT_ROW_THREADS, 1, false)    \
+  PL_ROWS_KERNEL(D, name, 3, 1, one, SHORT_ROW_THREADS, 1, false)    \
+  PL_ROWS_KERNEL(D, name, 7, 1, one, SHORT_ROW_THREADS, 1, false)    \
+  PL_ROWS_KERNEL(D, name, 1, 1, cluster, SHORT_ROW_THREADS, 1, true) \
+  PL_ROWS_KERNEL(D, name, 3, 1, cluster, SHORT_ROW_THREADS, 1, true) \
+  PL_ROWS_KERNEL(D, name, 7, 1, cluster, SHORT_ROW_THREADS, 1, true) \
+  PL_ROWS_KERNEL(D, name, 1, 2, two, SHORT_ROW_THREADS, 1, false)    \
+  PL_ROWS_KERNEL(D, name, 3, 2, two, SHARED_ROW_THREADS, 2, false)   \
+  PL_ROWS_KERNEL(D, name, 7, 2, two, SHARED_ROW_THREADS, 2, false)
 
 // Most calls are over two to eight ranks, and the hot schedules of more have a fan-in of 7 at most.
 #define PL_FUSED_KERNEL(D, name, P, proto, K, suffix)                                                \

@@ -210,7 +210,7 @@ typedef struct {
   /* Of unrolled kernels on a GPU: how many packs of the longest piece a block takes, those of all rows counted; how
    * many a row is counted with, at least `widest`; and 2^32 over that, rounded up, or 0 for 1. See cuda/spread.cuh. */
   uint32_t block_units, row_units, row_magic;
-  uint32_t reserved;    /* up to a multiple of 64 */
+  uint32_t cluster;     /* the blocks of a row, if they are launched as a cluster, else 0: see cuda/cluster.cuh */
   uint32_t host_staged; /* 1: slabs are host memory that GPUs write: a block of each step fences, see step.cuh */
   uint32_t dependents;  /* 1: the next kernel in the stream is this library's and may start while this one waits */
 } pl_step;

@@ -136,6 +136,22 @@ struct SpreadRows {
                          [&](uint32_t row, uint32_t lane, float(&x)[2]) { ok = ok && lanes(from + row, lane, x); });
     return !dev::any_of(threads, !ok);
   }
+  // The same of one row whose squares stand in this block's shared memory.
+  PL_FN void add_kept(uint32_t threads) {
+    dev::lanes_to_groups(threads, 1, 0, [&](uint32_t, uint32_t lane, float(&x)[2]) {
+      add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[AT_ONCE][2]) {
+        PL_EACH
+        for (uint32_t k = 0; k < AT_ONCE; ++k)
+          if (p + k * dev::LANES < s.packs) dev::kept_squares(p + k * dev::LANES, w[k]);
+        return true;
+      });
+    });
+    dev::any_of(threads, false);
+  }
+  // The neighbour there that an odd row's last pack does not have.
+  PL_FN void keep_no_neighbour() {
+    if (dev::tid() == 0) dev::keep_square_if(s.packs & 1, uint32_t(s.packs), 0.0f);
+  }
   PL_FN float scale(uint32_t row, uint32_t set) const {
     return 1.0f / dev::square_root(dev::sum_of_groups(row, set) / float(uint32_t(s.a.width)) + s.a.eps);
   }

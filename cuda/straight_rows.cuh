@@ -15,6 +15,7 @@
 #define PEERLANE_STRAIGHT_ROWS_CUH
 
 #include "add_rms_norm.cuh"
+#include "cluster.cuh"
 #include "spread.cuh"
 #include "straight.cuh"
 
@@ -23,11 +24,16 @@ namespace PL_NAMESPACE {
 // Threads for so many units: whole warps.
 PL_FN uint32_t warps_of(uint32_t units) { return (units + dev::WARP - 1) / dev::WARP * dev::WARP; }
 
+template <class Args>
+PL_FN uint32_t row_of(const Args& u, uint32_t unit) {
+  return u.step.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * u.step.row_magic >> 32);
+}
+
 PL_FN const char* pack_at(const void* of, uint64_t pack) { return static_cast<const char*>(of) + pack * PL_PACK_BYTES; }
 
 // One phase: a thread has one pack of a row at most, and a block packs of one row, of which it has the squares from the
-// other blocks (spread.cuh).
-template <class D, uint32_t K>
+// other blocks: through memory (spread.cuh), or where the row's blocks are a CLUSTER, from each other.
+template <class D, uint32_t K, bool CLUSTER>
 struct StraightSpread {
   using Steps = Straight<D, Sentinel<D>, K>;
 
@@ -44,9 +50,6 @@ struct StraightSpread {
         steps(step, args, pack(), row * args.widest, row * uint32_t(step.packs)),
         rows(step) {}
 
-  static PL_FN uint32_t row_of(const typename Fan<K>::Args& u, uint32_t unit) {
-    return u.step.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * u.step.row_magic >> 32);
-  }
   // Of the row; none: more than any has.
   PL_FN uint32_t pack() const {
     const bool any = dev::tid() < u.step.block_units && row < s.rows;
@@ -58,26 +61,42 @@ struct StraightSpread {
     const auto& ph = u.phase[0];
     const bool here = steps.j < u.widest;
     steps.send_one();
+    if constexpr (CLUSTER) {
+      dev::cluster_arrive();
+      rows.keep_no_neighbour();
+    }
     dev::Raw residual, gamma, total, r, normed;
     dev::pack_load_if(here, residual, pack_at(s.a.residual, steps.in_tile));
     dev::pack_load_if(here, gamma, pack_at(s.a.gamma, steps.j));
     const uint32_t wanted = here ? ph.remote : 0;
-    char* const word = dev::in_register(rows.word(row, steps.in_tile));  // worked out before the wait
+    // Worked out before the wait.
+    char* const word = CLUSTER ? nullptr : dev::in_register(rows.word(row, steps.in_tile));
     bool ok = steps.sum(ph, wanted, total);
     const bool has = here && ok;
     const float squares = add_words<D>(total, residual, r);
-    if (has) rows.post(word, rows.alone(row, steps.in_tile), squares);
+    if constexpr (CLUSTER) {
+      dev::cluster_wait();
+      tell_cluster_if(here, u.step, steps.j, ok, squares);
+      dev::cluster_publish();
+    } else if (has) {
+      rows.post(word, rows.alone(row, steps.in_tile), squares);
+    }
     dev::pack_store_if(has, residual_out_at(s, steps.in_tile), r);
     steps.template rearm<K + 1>(ph, ok ? wanted : 0);
     if (row >= s.rows) return ok;  // a block to spare
     const uint32_t least = warps_of(u.step.block_units),
                    workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
-    if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) return false;
+    if constexpr (CLUSTER) {
+      dev::cluster_wait();
+      if (dev::tid() < workers) rows.add_kept(workers);
+    } else if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) {
+      return false;
+    }
     // The warp without packs was not at that barrier, and may read groups that are not there yet: it is here for the
     // instructions alone, and stores nothing of what it makes of them.
     scale_words<D>(r, rows.scale(0, 0), gamma, s.a.weight_bias, normed);
     dev::pack_store_if(here, steps.output(0), normed);
-    return true;
+    return ok;
   }
 };
 
@@ -205,8 +224,7 @@ struct StraightRow {
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) PL_EACH
     for (uint32_t w = 0; w < PL_PACK_BYTES / 4; ++w) *raw[i].words(w) = 0;
-    // The neighbour that an odd row's last pack does not have.
-    if (dev::tid() == 0) dev::keep_square_if(s.packs & 1, uint32_t(s.packs), 0.0f);
+    rows.keep_no_neighbour();
     bool ok = true;
     if (adds()) ok = sum(raw[EACH - 1]);
     s.phase = 1;
@@ -238,15 +256,7 @@ struct StraightRow {
     if (dev::tid() < workers()) {
       // The barrier that the squares need besides.
       if (PL_UNLIKELY(dev::any_of(workers(), !ok))) return false;
-      dev::lanes_to_groups(workers(), 1, 0, [&](uint32_t, uint32_t lane, float(&x)[2]) {
-        rows.add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[SpreadRows<D>::AT_ONCE][2]) {
-          PL_EACH
-          for (uint32_t k = 0; k < SpreadRows<D>::AT_ONCE; ++k)
-            if (p + k * dev::LANES < s.packs) dev::kept_squares(p + k * dev::LANES, w[k]);
-          return true;
-        });
-      });
-      dev::any_of(workers(), false);
+      rows.add_kept(workers());
     }
     const float scale = rows.scale(0, 0);
     PL_EACH
@@ -259,12 +269,12 @@ struct StraightRow {
   }
 };
 
-template <class D, uint32_t K, uint32_t PHASES>
+template <class D, uint32_t K, uint32_t PHASES, bool CLUSTER>
 struct StraightRowsOf {
-  using Type = StraightSpread<D, K>;
+  using Type = StraightSpread<D, K, CLUSTER>;
 };
-template <class D, uint32_t K>
-struct StraightRowsOf<D, K, 2> {
+template <class D, uint32_t K, bool CLUSTER>
+struct StraightRowsOf<D, K, 2, CLUSTER> {
   using Type = StraightRow<D, K>;
 };
 

@@ -355,7 +355,7 @@ pub struct pl_step {
     pub block_units: u32,
     pub row_units: u32,
     pub row_magic: u32,
-    pub reserved: u32,
+    pub cluster: u32,
     pub host_staged: u32,
     pub dependents: u32,
 }
@@ -411,7 +411,7 @@ const _: () = {
         [::std::mem::offset_of!(pl_step, block_units) - 432usize];
     ["Offset of field: pl_step::row_units"][::std::mem::offset_of!(pl_step, row_units) - 436usize];
     ["Offset of field: pl_step::row_magic"][::std::mem::offset_of!(pl_step, row_magic) - 440usize];
-    ["Offset of field: pl_step::reserved"][::std::mem::offset_of!(pl_step, reserved) - 444usize];
+    ["Offset of field: pl_step::cluster"][::std::mem::offset_of!(pl_step, cluster) - 444usize];
     ["Offset of field: pl_step::host_staged"]
         [::std::mem::offset_of!(pl_step, host_staged) - 448usize];
     ["Offset of field: pl_step::dependents"]

@@ -20,7 +20,7 @@ use graphs::{
     capture, capture_on, foreign, is_chain, is_marked, launch_foreign, replayed, replays_to,
 };
 use peerlane::comm::{Communicator, Config};
-use peerlane::{Algorithm, DType, Op, Protocol};
+use peerlane::{Algorithm, DType, Lane, Op, Protocol};
 use rows::{Form, Rows, RowsRank};
 use support::{Case, Rank};
 
@@ -183,6 +183,45 @@ fn a_small_call_behind_a_large_one_is_chained_if_both_fit() {
             }
         });
     });
+}
+
+/// What a rank's GPU is, its lane, and then the blocks of two rows and of a cluster.
+const CLUSTERS: [(&str, &str, Lane, (u32, u32)); 5] = [
+    ("FAKECUDA_CAPABILITY", "9.0", Lane::Auto, (14, 7)),
+    ("FAKECUDA_CAPABILITY", "12.0", Lane::Auto, (14, 7)),
+    ("FAKECUDA_CAPABILITY", "9.0", Lane::Host, (15, 0)), // a block more for fences
+    ("FAKECUDA_CAPABILITY", "8.9", Lane::Auto, (14, 0)),
+    ("FAKECUDA_PTX_VERSION", "80", Lane::Auto, (14, 0)),
+];
+
+#[test]
+fn the_blocks_of_a_row_start_together_where_they_can_and_find_room() {
+    let name = "the_blocks_of_a_row_start_together_where_they_can_and_find_room";
+    // Not in turn in one process: the stand-in driver plays one box.
+    let case = || std::env::var("CLUSTERS_CASE").ok()?.parse::<usize>().ok();
+    for (at, (variable, value, ..)) in CLUSTERS.into_iter().enumerate() {
+        if case().is_some_and(|case| case != at) {
+            continue;
+        }
+        in_child(name, &[KERNELS, (variable, value), ("CLUSTERS_CASE", &at.to_string())], || {
+            let case = std::env::var("CLUSTERS_CASE").unwrap().parse::<usize>().unwrap();
+            let (.., lane, expected) = CLUSTERS[case];
+            let rows = Rows { rows: 2, width: 7168, dtype: DType::BF16, seed: 1 };
+            let config = Config { lane, ..settled(Protocol::Sentinel) };
+            let bits = rows.expected(N, &config).unwrap();
+            on_ranks(Communicator::create_local(N, &config).unwrap(), |comm| {
+                let rank = RowsRank::new(&comm, 0, 2 * rows.rows * rows.width).unwrap();
+                for calls in [1, 3] {
+                    let exec = capture_on(&rank.stream, || {
+                        (0..calls).for_each(|_| rank.call(&rows, Form::Apart, true).unwrap());
+                    });
+                    let seen = graph().into_iter().map(|node| (node.shape.0, node.cluster));
+                    assert_eq!(seen.collect::<Vec<_>>(), vec![expected; calls], "{case}");
+                    replays_to(&rank, &exec, &rows, &bits);
+                }
+            });
+        });
+    }
 }
 
 /// They are told how their rows are spread, so the first of a chain keeps the shape that it has by itself.

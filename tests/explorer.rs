@@ -10,7 +10,7 @@ mod cases;
 mod common;
 
 use cases::boxes::boxes;
-use cases::plan::{delta_plan, fused_plan, mixed_plan, plain_plan, plan, wide_plan};
+use cases::plan::{cluster_plan, delta_plan, fused_plan, mixed_plan, plain_plan, plan, wide_plan};
 use cases::random::Random;
 use cases::runner::Runner;
 use cases::{Way, WAYS};
@@ -120,6 +120,24 @@ fn fused_rows_are_right_on_a_hostile_fabric() {
     );
     assert!(steps >= (last - first) * cells.len() as u64);
     assert!(only.is_some() || short.iter().all(|&short| short >= last - first));
+}
+
+/// Rows over two blocks that are a cluster.
+#[test]
+fn rows_of_clusters_are_right_on_a_hostile_fabric() {
+    let boxes = boxes();
+    let only = number("PL_EXPLORER_SEED");
+    let seeds = number("PL_EXPLORER_SEEDS").unwrap_or(4000);
+    let (first, last) = only.map_or((0, seeds), |s| (s, s + 1));
+    let mut runner = Runner::new();
+    for seed in first..last {
+        let plan = cluster_plan(&boxes, seed);
+        if let Some(complaint) = runner.run(&plan).complaint() {
+            panic!("{}: {complaint}\nreplay: PL_EXPLORER_SEED={seed}", plan.name);
+        }
+    }
+    println!("{} steps of a rank by a cluster", runner.clusters);
+    assert!(only.is_some() || runner.clusters > last - first);
 }
 
 /// Words that are new because they differ from the last ones, between steps of any kind on the same channel.
@@ -241,16 +259,41 @@ fn a_rank_that_never_sends_is_the_one_that_short_rows_name() {
             short += 1;
             let at = format!("{}, rank {absent} absent, seed {seed}", plan.name);
             assert_eq!((verdict.outcome.stuck, &verdict.wrong), (0, &None), "{at}");
-            for (rank, state) in verdict.states.iter().enumerate().take(plan.n) {
-                if rank != absent {
-                    assert_eq!(state.abort, PL_REASON_DEADLINE, "{at}, {rank}");
-                    others += u32::from(state.record.peer as usize != absent);
-                }
+            let present = verdict.states.iter().enumerate().take(plan.n);
+            let mut other = false;
+            for (rank, state) in present.filter(|(rank, _)| *rank != absent) {
+                assert_eq!(state.abort, PL_REASON_DEADLINE, "{at}, {rank}");
+                other |= state.record.peer as usize != absent;
             }
+            others += u32::from(other);
         }
-        println!("{algorithm}: {short} steps, {others} other names");
+        println!("{algorithm}: {short} steps, {others} with another name");
         assert!(short > 100 && others * 10 < short, "{short} {others}");
     }
+}
+
+/// A rank that stops after its first step: blocks of the others wait in vain or are refused, in any mixture, and those of a cluster
+/// meet all the same.
+#[test]
+fn blocks_of_a_cluster_end_together_when_a_rank_has_stopped() {
+    let boxes = boxes();
+    let (mut runner, mut ended) = (Runner::new(), 0);
+    for seed in 0..6000 {
+        let mut plan = cluster_plan(&boxes, seed);
+        let stopped = Random(seed).below(plan.n as u64) as usize;
+        plan.rank_steps[stopped] = 1;
+        runner.clusters = 0;
+        let verdict = runner.run(&plan);
+        if runner.clusters < 2 {
+            continue;
+        }
+        let at = format!("{}, rank {stopped} stopped, seed {seed}", plan.name);
+        let outcome = verdict.outcome;
+        assert_eq!((outcome.stuck, outcome.strayed, &verdict.wrong), (0, 0, &None), "{at}");
+        ended += verdict.states.iter().filter(|state| state.abort != 0).count();
+    }
+    println!("{ended} ranks ended");
+    assert!(ended > 1000, "{ended}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod common;
 
 use cases::boxes::{boxes, Box_};
 use cases::layout::geometry;
-use cases::plan::{delta_plan, fused_plan, plain_plan, plan, Plan};
+use cases::plan::{cluster_plan, delta_plan, fused_plan, plain_plan, plan, Plan};
 use cases::random::Random;
 use cases::runner::Runner;
 use cases::step::{collective, step, Step};
@@ -102,6 +102,14 @@ fn squares_that_may_recur_must_be_cleared() {
         p
     };
     caught("no clear of squares", 60, planted, |p| p.control = control::NO_CLEAR);
+}
+
+#[test]
+fn blocks_of_a_cluster_must_wait_for_each_other_twice() {
+    let boxes = boxes();
+    let plan_of = |seed| cluster_plan(&boxes, seed);
+    caught("stores too early", 20, plan_of, |p| p.control = control::BLOCKS_TOO_EARLY);
+    caught("squares too early", 20, plan_of, |p| p.control = control::SQUARES_TOO_EARLY);
 }
 
 #[test]

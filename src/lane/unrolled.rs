@@ -9,7 +9,7 @@ use super::fan::Fan;
 use super::longest_piece;
 use crate::launch::*;
 use crate::types::Protocol;
-pub use spread::{short_row, RowUnits, SQUARES_HALF_BYTES};
+pub use spread::{fits_a_cluster, short_row, RowUnits, SQUARES_HALF_BYTES};
 
 const PHASES: usize = PL_UNROLLED_PHASES as usize;
 const RANKS: usize = PL_MAX_RANKS as usize;

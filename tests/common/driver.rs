@@ -27,8 +27,7 @@ pub unsafe extern "C" fn add(args: *const Add) {
     }
 }
 
-pub const SHAPE: LaunchShape =
-    LaunchShape { blocks: 4, threads: 128, shared_bytes: 0, programmatic: true };
+pub const SHAPE: LaunchShape = LaunchShape { programmatic: true, ..LaunchShape::plain(4, 128) };
 pub const BUILT_WITH: CudaVersion = CudaVersion { major: 13, minor: 0 };
 
 pub fn device(ordinal: u32) -> Context {

@@ -141,25 +141,28 @@ pub struct Node {
     pub after: u32,
     /// Blocks, and threads of each; none of what is no kernel.
     pub shape: (u32, u32),
+    /// Blocks that start together; 0: none do.
+    pub cluster: u32,
 }
 
 /// The nodes of the graph that this thread has last made launchable, in the order of their capture.
 pub fn graph() -> Vec<Node> {
-    let mut nodes = [[0u32; 6]; 64];
+    let mut nodes = [[0u32; 7]; 64];
     // SAFETY: the exported function's own type, and an array of as many elements as said.
     let count = unsafe {
-        let seen: unsafe extern "C" fn(*mut [u32; 6], usize) -> usize =
+        let seen: unsafe extern "C" fn(*mut [u32; 7], usize) -> usize =
             std::mem::transmute(symbol("fakecuda_graph"));
         seen(nodes.as_mut_ptr(), nodes.len())
     };
     nodes[..count]
         .iter()
-        .map(|&[kind, early, lets, after, blocks, threads]| Node {
+        .map(|&[kind, early, lets, after, blocks, threads, cluster]| Node {
             ours: kind == 2,
             early: early != 0,
             lets: lets != 0,
             after,
             shape: (blocks, threads),
+            cluster,
         })
         .collect()
 }

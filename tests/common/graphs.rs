@@ -66,8 +66,7 @@ pub fn is_marked(node: &Node) -> bool {
 
 unsafe extern "C" fn nothing(_: *const [u64; 2]) {}
 
-pub const SHAPE: LaunchShape =
-    LaunchShape { blocks: 1, threads: 32, shared_bytes: 0, programmatic: false };
+pub const SHAPE: LaunchShape = LaunchShape::plain(1, 32);
 
 /// A kernel that is not ours.
 pub fn foreign(rank: &Rank) -> Function<[u64; 2]> {

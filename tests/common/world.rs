@@ -228,7 +228,7 @@ impl World {
                     block_units: 0,
                     row_units: 0,
                     row_magic: 0,
-                    reserved: 0,
+                    cluster: 0,
                     seen_shift: 0,
                     sent: std::ptr::null_mut(),
                 },

@@ -184,6 +184,18 @@ inline void keep_square_if(uint32_t on, uint32_t pack, float x) {
   world->point();
   if (on) world->squares()[pack] = x;
 }
+// All blocks of a rank are one cluster, where there is any.
+constexpr bool CLUSTERS = true;
+inline void cluster_arrive() { world->cluster_arrive(false); }
+inline void cluster_publish() { world->cluster_arrive(true); }
+inline void cluster_wait() {
+  const bool published = world->now->published;
+  if (control() != (published ? CONTROL_SQUARES_TOO_EARLY : CONTROL_BLOCKS_TOO_EARLY)) world->cluster_wait();
+}
+inline void keep_square_in_cluster_if(uint32_t on, uint32_t, uint32_t pack, float x) {
+  world->point();
+  if (on) world->keep_in_cluster(pack, x);
+}
 inline void kept_squares(uint32_t pack, uint32_t* w) {
   world->point();
   memcpy(w, world->squares() + pack, 8);

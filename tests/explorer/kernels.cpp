@@ -60,8 +60,9 @@ void unrolled(const pl_unrolled_7& u) {
   // As the host chooses: by the table's phases, and rows that are short enough with kernels of their own.
   if constexpr (D::SHORT_FLOAT && P::HAS_STRAIGHT)
     if (u.step.rows && u.straight)
-      return u.phases == 1 ? all_reduce_add_rms_norm_straight<D, 7, 1>(u)
-                           : all_reduce_add_rms_norm_straight<D, 7, 2>(u);
+      return u.step.cluster  ? all_reduce_add_rms_norm_straight<D, 7, 1, true>(u)
+             : u.phases == 1 ? all_reduce_add_rms_norm_straight<D, 7, 1>(u)
+                             : all_reduce_add_rms_norm_straight<D, 7, 2>(u);
   if constexpr (D::SHORT_FLOAT)
     if (u.step.rows)
       return u.phases == 1 ? all_reduce_add_rms_norm_unrolled<D, P, 7, 1>(u)

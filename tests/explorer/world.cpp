@@ -95,12 +95,14 @@ void World::fiber_main() {
     meet(ranks_[now->rank], false);  // a launch starts when the one before it has ended
     const uint32_t launch = s * c->n + now->rank;
     now->args = &c->args[launch];
+    now->inside = true;
     if (c->cpu_shape)
       cpu_shape::explore(*now->args);
     else if (c->unrolled[launch].phases != 0)
       gpu_shape::explore_unrolled(c->unrolled[launch]);
     else
       gpu_shape::explore(*now->args);
+    now->inside = false;
     now->args = &c->args[s * c->n + now->rank];
   }
   now->runnable = false;
@@ -193,6 +195,38 @@ bool World::meet_part(uint32_t threads, bool any) {
   part.first = blocks_[at].first;
   part.threads = threads;
   return meet(part, any);
+}
+
+// Who has arrived goes on, until it has to wait for the others.
+void World::cluster_arrive(bool publish) {
+  Barrier& cluster = clusters_[now->rank];
+  point();
+  now->published = publish;
+  now->cluster_generation = cluster.generation;
+  if (++cluster.arrived < cluster.threads) return;
+  cluster.arrived = 0;
+  ++cluster.generation;
+  fails_ = 0;
+  for (uint32_t i = 0; i < cluster.threads; ++i) {
+    Fiber& f = fibers_[cluster.first + i];
+    if (f.awaits_cluster) f.awaits_cluster = false, f.runnable = true;
+  }
+}
+
+void World::cluster_wait() {
+  Barrier& cluster = clusters_[now->rank];
+  point();
+  while (cluster.generation == now->cluster_generation) {
+    now->awaits_cluster = true;
+    now->runnable = false;
+    reschedule();
+  }
+}
+
+void World::keep_in_cluster(uint32_t pack, float square) {
+  const Barrier& cluster = clusters_[now->rank];
+  for (uint32_t i = 0; i < cluster.threads; ++i) strayed_ |= !fibers_[cluster.first + i].inside;
+  for (uint32_t block = 0; block < c->blocks; ++block) blocks_[now->rank * c->blocks + block].squares[pack] = square;
 }
 
 uint64_t World::share(uint64_t v) {
@@ -360,6 +394,7 @@ explorer_outcome World::run(const explorer_case& which) {
   blocks_.assign(which.n * which.blocks, Barrier());
   parts_.assign(which.n * which.blocks, Barrier());
   ranks_.assign(which.n, Barrier());
+  clusters_.assign(which.n, Barrier());
   queues_.resize(links);
   for (Queue& q : queues_) q.writes.clear(), q.head = 0;
   const uint32_t writers = which.n * MAX_THREADS;
@@ -379,12 +414,13 @@ explorer_outcome World::run(const explorer_case& which) {
     f.sp = prepare(stacks_.get() + i * STACK_BYTES);
     Barrier& b = blocks_[f.rank * which.blocks + f.block];
     if (f.tid == 0) b.first = i, b.threads = which.threads;
-    if (f.thread == 0) ranks_[f.rank].first = i, ranks_[f.rank].threads = threads;
+    if (f.thread == 0)
+      for (auto* all : {&ranks_, &clusters_}) (*all)[f.rank].first = i, (*all)[f.rank].threads = threads;
   }
   live_ = count;
   pending_ = fails_ = ring_ = 0;
   clock_ = events_ = writes_ = 0;
-  stuck_ = false;
+  stuck_ = strayed_ = false;
   now = &fibers_[random(count)];
   quantum = 0;
   explorer_switch(&main_sp_, now->sp);
@@ -393,6 +429,7 @@ explorer_outcome World::run(const explorer_case& which) {
   out.events = events_;
   out.writes = writes_;
   out.stuck = stuck_ || pending_ != 0;
+  out.strayed = strayed_;
   return out;
 }
 

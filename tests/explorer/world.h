@@ -81,6 +81,9 @@ struct Fiber {
   void* sp = nullptr;
   uint32_t rank = 0, block = 0, tid = 0, thread = 0;  // thread: index in the rank
   bool runnable = true;
+  bool inside = false;  // a kernel
+  bool awaits_cluster = false, published = false;
+  uint32_t cluster_generation = 0;  // of the cluster's barrier, when it arrived there
   uint32_t kept[MAX_KEPT][4] = {};
   const pl_args* args = nullptr;  // of the launch it is in
   Counts before;                  // writes that happened before what this thread does next
@@ -114,6 +117,10 @@ class World {
   float* squares() { return blocks_[now->rank * c->blocks + now->block].squares; }
   bool meet_block(bool any);
   bool meet_part(uint32_t threads, bool any);  // the first so many of the calling thread's block
+  // The blocks of the calling thread's rank as a cluster.
+  void cluster_arrive(bool publish);
+  void cluster_wait();
+  void keep_in_cluster(uint32_t pack, float square);
   // What a thread of the calling thread's block keeps there.
   uint32_t (*kept(uint32_t tid))[4] { return fibers_[blocks_[now->rank * c->blocks + now->block].first + tid].kept; }
   uint64_t clock();
@@ -146,7 +153,7 @@ class World {
   bool quiet() const { return pending_ == 0 && fails_ > 11 * live_; }
 
   std::vector<Fiber> fibers_;
-  std::vector<Barrier> blocks_, parts_, ranks_;
+  std::vector<Barrier> blocks_, parts_, ranks_, clusters_;
   std::vector<Queue> queues_;
   std::vector<std::vector<uint8_t>> landed_;  // per thread: which of its writes, by number
   std::vector<uint32_t> oldest_;              // per thread: its oldest write in flight
@@ -159,7 +166,7 @@ class World {
   uint32_t live_ = 0, pending_ = 0, fails_ = 0, ring_ = 0;
   uint32_t deliver_chance_ = 0, burst_ = 0, window_ = 0, stay_ = 0;
   uint32_t slow_rank_ = 0, slow_queue_ = 0;
-  bool stuck_ = false;
+  bool stuck_ = false, strayed_ = false;
 };
 
 extern __thread World* world;

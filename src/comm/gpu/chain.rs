@@ -42,9 +42,9 @@ use crate::launch::*;
 use crate::log::log;
 use std::collections::HashMap;
 
-/// The first that can: of GPUs, and of what source is compiled for.
-const FIRST_CAPABILITY: (u32, u32) = (9, 0);
-const FIRST_PTX_VERSION: u32 = 90;
+/// The first that can, and that have clusters (cluster.rs): of GPUs, and of what source is compiled for.
+pub(super) const FIRST_CAPABILITY: (u32, u32) = (9, 0);
+pub(super) const FIRST_PTX_VERSION: u32 = 90;
 
 /// The parameter of a kernel that begins with `dev::after_predecessor`.
 ///
@@ -190,11 +190,14 @@ impl Chain {
     }
 
     fn grid<A: Copy>(&mut self, kernel: &Function<A>, shape: Shape) -> Grid {
-        let per_sm = *self.per_sm.entry((kernel.id(), shape.threads)).or_insert_with(|| {
+        Grid { blocks: shape.blocks, per_sm: self.per_sm(kernel, shape.threads) }
+    }
+
+    fn per_sm<A: Copy>(&mut self, kernel: &Function<A>, threads: u32) -> u32 {
+        *self.per_sm.entry((kernel.id(), threads)).or_insert_with(|| {
             // What cannot be told has no room.
-            kernel.blocks_per_sm(shape.threads, 0).unwrap_or(0)
-        });
-        Grid { blocks: shape.blocks, per_sm }
+            kernel.blocks_per_sm(threads, 0).unwrap_or(0)
+        })
     }
 
     /// The last kernel lets the next one start, from now on, and leaves room for it. False if the driver refuses; then there
@@ -251,6 +254,11 @@ impl Queue<'_> {
             && room.holds((beside, last.channel), (grid, self.channel))
     }
 
+    /// Blocks of so many threads that a multiprocessor holds.
+    pub fn per_sm<A: Copy>(&mut self, kernel: &Function<A>, threads: u32) -> u32 {
+        self.chain.per_sm(kernel, threads)
+    }
+
     /// Queues a copy on the device, or records it.
     ///
     /// # Safety
@@ -275,9 +283,9 @@ impl Queue<'_> {
     ) -> Result<()> {
         let Queue { entered, stream, channel, chain } = self;
         let (entered, stream, channel) = (*entered, *stream, *channel);
-        let mut put = |Shape { blocks, threads, chunk_packs }, programmatic| {
+        let mut put = |Shape { blocks, threads, chunk_packs, cluster }, programmatic| {
             args.beginning().chunk_packs = chunk_packs;
-            let shape = LaunchShape { blocks, threads, shared_bytes: 0, programmatic };
+            let shape = LaunchShape { blocks, threads, shared_bytes: 0, programmatic, cluster };
             // SAFETY: the caller's promise.
             unsafe { kernel.launch(entered, stream, &shape, args) }.map(|()| shape)
         };

@@ -52,6 +52,8 @@ pub(crate) struct Unrolled<F> {
     delta: Vec<Option<Function<F>>>,
     /// The short path of the same by `sentinel`, by type and phases.
     rows: Vec<Function<F>>,
+    /// The same of one phase by clusters, by type.
+    clusters: Vec<Function<F>>,
 }
 
 /// A form of table, and the kernels for it.
@@ -83,7 +85,7 @@ impl<F: Fan> Unrolled<F> {
     fn load(module: &Module) -> Result<Self> {
         let k = F::K;
         let (mut plain, mut fused) = (Vec::new(), Vec::new());
-        let (mut rows, mut delta) = (Vec::new(), Vec::new());
+        let (mut rows, mut clusters, mut delta) = (Vec::new(), Vec::new(), Vec::new());
         for &dtype in DType::ALL {
             for phases in PHASES {
                 let name = format!("pl_unrolled_{k}_{}_delta_{phases}", short_name(dtype));
@@ -109,8 +111,9 @@ impl<F: Fan> Unrolled<F> {
             for phases in PHASES {
                 rows.push(module.function(&format!("pl_unrolled_{k}_rows_{name}_{phases}"))?);
             }
+            clusters.push(module.function(&format!("pl_unrolled_{k}_rows_{name}_cluster"))?);
         }
-        Ok(Unrolled { plain, fused, rows, delta })
+        Ok(Unrolled { plain, fused, rows, clusters, delta })
     }
 
     /// The kernel for sums of a type by `delta`, by a table of so many phases, if there is one.
@@ -137,6 +140,11 @@ impl<F: Fan> Unrolled<F> {
     /// The kernel for the short path of rows by `sentinel`, if there is one.
     pub fn rows(&self, dtype: DType, phases: usize) -> Option<&Function<F>> {
         self.rows.get(Kernels::normed(dtype).ok()? * PHASES.len() + phases - 1)
+    }
+
+    /// The same in one phase where the blocks of a row are a cluster.
+    pub fn cluster(&self, dtype: DType) -> Option<&Function<F>> {
+        self.clusters.get(Kernels::normed(dtype).ok()?)
     }
 }
 

@@ -19,8 +19,10 @@
 //! | `shape/spread` | the same where rows are spread over blocks |
 //! | `unrolled` | launches of the kernels with unrolled loops |
 //! | `chain` | which captured launches may start early |
+//! | `cluster` | whether the blocks of a row may start together |
 
 mod chain;
+mod cluster;
 mod delta;
 mod facts;
 mod kernels;

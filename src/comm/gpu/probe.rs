@@ -51,12 +51,7 @@ impl GpuProber<'_> {
         let result = barrier + (BARRIER_WORDS * size_of::<u64>()) as u64;
         let step = self.gpu.any_step()?;
         let params = launch_of(shot, self.gpu.layout(), step, result, barrier);
-        let shape = LaunchShape {
-            blocks: shot.blocks,
-            threads: THREADS,
-            shared_bytes: 0,
-            programmatic: false,
-        };
+        let shape = LaunchShape::plain(shot.blocks, THREADS);
         let entered = state.context().enter()?;
         // SAFETY: the slabs are mapped at `base`, and the probe keeps to the bulk protocol's data, which nobody uses in
         // set-up; results and barrier are memory of this rank, long enough for the longest launch, until the stream has

@@ -2,6 +2,7 @@
 //! unless the caller has pinned it; the reasons are kept and printed.
 
 use super::chain::Room;
+use super::cluster::{ClusterRoom, Neighbours};
 use super::facts::{self, Facts, PEERS_PER_GPU};
 use super::kernels::Kernels;
 use super::rank::{GpuRank, Parts};
@@ -275,12 +276,17 @@ impl Setting<'_> {
         let (blocks, threads) = (self.agreed.blocks, self.agreed.threads);
         let shares: [u32; CHANNELS] =
             std::array::from_fn(|channel| share(sm_count, most_sharers, channel));
-        let rules = shares.map(|share| match ShapeRule::new(share, blocks, threads) {
-            rule if lane == Lane::Host => rule.with_spare_block(),
-            rule => rule,
-        });
         // A kernel of an older family of code, or a GPU that cannot, is found out per kernel and here.
         let capability = self.context.device().facts().compute_capability;
+        let neighbours = Neighbours::look(&self.kernels, capability);
+        let own_sms = self.facts[self.rank].sm_count;
+        let rules = shares.map(|share| match ShapeRule::new(share, blocks, threads) {
+            rule if lane == Lane::Host => rule.with_spare_block(),
+            rule => rule.with_clusters(neighbours.map(|neighbours| match blocks {
+                None => ClusterRoom::new(neighbours, own_sms, share),
+                Some(blocks) => ClusterRoom::pinned(neighbours, most_sharers, blocks),
+            })),
+        });
         let wanted = self.config.programmatic;
         let shares = blocks.is_none().then_some(shares);
         let room = Room::new(capability, sm_count, most_sharers, shares).filter(|_| wanted);

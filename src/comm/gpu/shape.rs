@@ -3,10 +3,11 @@
 
 mod spread;
 
+use super::cluster::ClusterRoom;
 use crate::lane::longest_piece;
 use crate::launch::{pl_geometry, pl_table};
 use crate::types::Protocol;
-pub(super) use spread::Spread;
+pub(super) use spread::{Spread, SPARE_WARP};
 
 /// Between two GPUs, a rank each, 448 KiB by `one_shot` take 3.7 us with 56 blocks and 4.8 with 28; over host memory 21.5 and 24.
 /// With more than 64 nothing was measured there.
@@ -36,6 +37,7 @@ pub(super) struct ShapeRule {
     threads: Option<u32>,
     /// Blocks beside those that have packs.
     spare: u32,
+    clusters: Option<ClusterRoom>,
 }
 
 /// Blocks, threads of each, and packs of a chunk.
@@ -44,6 +46,8 @@ pub(super) struct Shape {
     pub blocks: u32,
     pub threads: u32,
     pub chunk_packs: u32,
+    /// Blocks that start together, see cluster.rs; 0: none do.
+    pub cluster: u32,
 }
 
 /// Where a launch may go one of two ways.
@@ -78,7 +82,12 @@ impl ShapeRule {
     /// stands for follows from it.
     pub fn new(share: u32, blocks: Option<u32>, threads: Option<u32>) -> Self {
         let most_blocks = blocks.unwrap_or(share.clamp(1, MOST_BLOCKS));
-        ShapeRule { most_blocks, pinned: blocks.is_some(), threads, spare: 0 }
+        ShapeRule { most_blocks, pinned: blocks.is_some(), threads, spare: 0, clusters: None }
+    }
+
+    /// The same where a row's blocks may be launched as a cluster.
+    pub fn with_clusters(self, clusters: Option<ClusterRoom>) -> Self {
+        ShapeRule { clusters, ..self }
     }
 
     /// The same with a block to spare for fences: `land_rearmed` in `cuda/step.cuh`.
@@ -131,7 +140,7 @@ impl ShapeRule {
             let threads = self.threads.or(threads).unwrap_or(most_threads).min(most_threads);
             let busy = longest.div_ceil(threads.into()).min(most);
             let blocks = (busy + u64::from(self.spare)).min(self.most_blocks.into()) as u32;
-            Shape { blocks, threads, chunk_packs: threads }
+            Shape { blocks, threads, chunk_packs: threads, cluster: 0 }
         };
         let mut usual = shape(smallest(most));
         if protocol != Protocol::Flagged {
@@ -161,7 +170,7 @@ impl ShapeRule {
     fn blocks_for(rows: u64, most: u32) -> Shape {
         let blocks = rows.clamp(1, most.into()) as u32;
         // Chunks are rows, whatever is said here.
-        Shape { blocks, threads: ROW_THREADS, chunk_packs: 1 }
+        Shape { blocks, threads: ROW_THREADS, chunk_packs: 1, cluster: 0 }
     }
 }
 
@@ -184,7 +193,7 @@ mod tests {
     }
 
     fn shape(blocks: u32, threads: u32) -> Shape {
-        Shape { blocks, threads, chunk_packs: threads }
+        Shape { blocks, threads, chunk_packs: threads, cluster: 0 }
     }
 
     #[test]
@@ -279,7 +288,7 @@ mod tests {
     pub fn rules(threads: Option<u32>) -> impl Iterator<Item = ShapeRule> {
         [1, 2, 3, 4, 8, 28, 64, 256].into_iter().flat_map(move |most_blocks| {
             [0, 1].into_iter().flat_map(move |spare| {
-                let rule = ShapeRule { most_blocks, pinned: false, threads, spare };
+                let rule = ShapeRule { most_blocks, pinned: false, threads, spare, clusters: None };
                 let link = rule.for_a_link();
                 assert!(link.most_blocks <= (most_blocks / 2).max(1), "{link:?}");
                 [rule, link]
@@ -290,7 +299,7 @@ mod tests {
     #[test]
     fn a_row_is_one_blocks_and_fused_steps_keep_to_the_same_share() {
         let rule = captured(8);
-        assert_eq!(rule.rows(3), Shape { blocks: 3, threads: 512, chunk_packs: 1 });
+        assert_eq!(rule.rows(3), Shape { blocks: 3, threads: 512, chunk_packs: 1, cluster: 0 });
         assert_eq!(rule.rows(1000).blocks, rule.most_blocks);
         assert_eq!(ShapeRule::alone(1000).blocks, 1000);
         assert_eq!(ShapeRule::alone(1 << 40).blocks, MOST_BLOCKS_ALONE);

@@ -80,7 +80,7 @@ mod tests {
                     blocks.push(rule.spread(64, 896, 512, false).blocks);
                     // Rows by the short path, a block or several for each.
                     for (longest, whole) in [(896, None), (112, Some(256))] {
-                        let short = |rows| rule.spread_straight(rows, longest, whole);
+                        let short = |rows| rule.spread_straight(rows, longest, whole, &mut |_| 8);
                         blocks.extend((1..70).filter_map(short).map(|spread| spread.blocks));
                     }
                 }

@@ -1,6 +1,7 @@
 //! Launches of the kernels with unrolled loops: the hot schedules' usual path.
 
 use super::chain::Queue;
+use super::cluster::can_be_clusters;
 use super::kernels::{HasKernels, Kernels, MOST_DELTA};
 use super::shape::{
     ShapeRule, Shapes, Spread, FEWER_THREADS, LARGEST_ROW_THREADS, ROW_THREADS, SMALL_THREADS,
@@ -145,18 +146,21 @@ unsafe fn launch<F: HasKernels>(
         rows => {
             let short_kernel =
                 if protocol == Protocol::Sentinel { kernels.rows(dtype, phases) } else { None };
+            let cluster_kernel = kernels.cluster(dtype).filter(|kernel| can_be_clusters(kernel));
             let packs = pack(step.width);
             let plain = plain && short_kernel.is_some();
             let mut shapes = rule.rows(rows).into();
             let laid_out = form.lay_out_rows(step, table, packs, plain, |longest, short| {
-                let by_short_path = |rule: &ShapeRule| {
+                let mut by_short_path = |rule: &ShapeRule| {
                     let whole = match phases {
                         1 => None,
                         _ => Some(short_row(F::K, packs, longest)?),
                     };
-                    rule.spread_straight(rows, longest, whole)
+                    let mut per_sm =
+                        |threads| cluster_kernel.map_or(0, |kernel| queue.per_sm(kernel, threads));
+                    rule.spread_straight(rows, longest, whole, &mut per_sm)
                 };
-                let by = |rule: &ShapeRule| {
+                let mut by = |rule: &ShapeRule| {
                     let spread = if short { by_short_path(rule) } else { None };
                     spread.unwrap_or_else(|| rule.spread(rows, longest, most_threads, phases > 1))
                 };
@@ -164,8 +168,9 @@ unsafe fn launch<F: HasKernels>(
                 // chain keeps all its blocks. If they leave no room for the second, these two are not chained, and those
                 // behind are.
                 let (all, link) = (by(rule), by(&rule.for_a_link()));
-                let of = |spread: &Spread| match short_kernel {
-                    Some(short_kernel) if spread.units.straight => short_kernel,
+                let of = |spread: &Spread| match (short_kernel, cluster_kernel) {
+                    (_, Some(cluster_kernel)) if spread.units.cluster != 0 => cluster_kernel,
+                    (Some(short_kernel), _) if spread.units.straight => short_kernel,
                     _ => kernel,
                 };
                 let spread = if queue.has_a_link(of(&link), link.shape()) { link } else { all };

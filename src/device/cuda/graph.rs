@@ -185,7 +185,7 @@ impl RecordedKernel {
         RecordedKernel {
             node: std::ptr::null_mut(),
             function: std::ptr::null_mut(),
-            shape: LaunchShape { blocks: 0, threads: 0, shared_bytes: 0, programmatic: false },
+            shape: LaunchShape::plain(0, 0),
             params: vec![MaybeUninit::uninit(); units].into(),
         }
     }

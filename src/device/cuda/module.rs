@@ -159,6 +159,52 @@ pub struct LaunchShape {
     /// The kernel may start before the one before it in the stream has ended, and waits for it inside (programmatic
     /// dependent launch). Compute capability 9.0 and newer; counts twice when residency is budgeted.
     pub programmatic: bool,
+    /// So many neighbouring blocks each start together and reach each other's shared memory; `blocks` is a multiple of it. At
+    /// most 8; compute capability 9.0 and newer. 0: none do.
+    pub cluster: u32,
+}
+
+impl LaunchShape {
+    /// Blocks and threads, and nothing else.
+    pub const fn plain(blocks: u32, threads: u32) -> Self {
+        LaunchShape { blocks, threads, shared_bytes: 0, programmatic: false, cluster: 0 }
+    }
+
+    /// What a launch has beyond its grid, those that it has first.
+    fn attributes(&self) -> [sys::CUlaunchAttribute; 2] {
+        use sys::CUlaunchAttributeID::*;
+        let empty = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        let new = |id| sys::CUlaunchAttribute { id, pad: [0; 4], value: empty };
+        let mut programmatic = new(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+        programmatic.value.programmaticStreamSerializationAllowed = 1;
+        let mut cluster = new(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+        let (x, y, z) = (self.cluster, 1, 1);
+        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+        match self.programmatic {
+            true => [programmatic, cluster],
+            false => [cluster, programmatic],
+        }
+    }
+
+    /// `attributes`: its own.
+    fn config(
+        &self,
+        stream: sys::CUstream,
+        attributes: &mut [sys::CUlaunchAttribute; 2],
+    ) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: self.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::from(self.programmatic) + u32::from(self.cluster != 0),
+        }
+    }
 }
 
 impl<A: Copy> Function<A> {
@@ -213,6 +259,21 @@ impl<A: Copy> Function<A> {
         Ok(blocks.max(0) as u32)
     }
 
+    /// Clusters of so many blocks that fit on the GPU at a time; none where the driver is too old to know.
+    pub fn most_clusters(&self, threads: u32, cluster: u32) -> Result<Option<u32>> {
+        let entered = self.module.0.context.enter()?;
+        let shape = LaunchShape { cluster, ..LaunchShape::plain(cluster, threads) };
+        let mut attributes = shape.attributes();
+        let config = shape.config(std::ptr::null_mut(), &mut attributes);
+        let mut clusters = 0;
+        // SAFETY: reads the configuration, whose attributes outlive the call, and writes one int.
+        let asked = unsafe {
+            entered.symbols().cuOccupancyMaxActiveClusters(&mut clusters, self.raw, &config)
+        };
+        asked.transpose()?;
+        Ok(asked.map(|_| clusters.max(0) as u32))
+    }
+
     /// Queues the kernel, or records it where the stream is being captured. `params` is copied before this returns.
     ///
     /// # Safety
@@ -225,24 +286,8 @@ impl<A: Copy> Function<A> {
         shape: &LaunchShape,
         params: &A,
     ) -> Result<()> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
-        };
-        attribute.value.programmaticStreamSerializationAllowed = 1;
-        let config = sys::CUlaunchConfig {
-            gridDimX: shape.blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: shape.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shape.shared_bytes,
-            hStream: stream.raw(),
-            attrs: &mut attribute,
-            numAttrs: shape.programmatic.into(),
-        };
+        let mut attributes = shape.attributes();
+        let config = shape.config(stream.raw(), &mut attributes);
         let mut pointers = [params as *const A as *mut c_void];
         // SAFETY: one parameter, of the size that was compared when the function was looked up; the rest is the caller's
         // promise.

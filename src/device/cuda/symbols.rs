@@ -253,6 +253,12 @@ symbols! {
         );
     }
     optional {
+        // 11.8.
+        fn cuOccupancyMaxActiveClusters(
+            clusters: *mut c_int,
+            function: sys::CUfunction,
+            config: *const sys::CUlaunchConfig,
+        );
         fn cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
         fn cuStreamGetCaptureInfo_v3(
             stream: sys::CUstream,

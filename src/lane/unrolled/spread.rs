@@ -40,6 +40,7 @@ impl<F: Fan> Unrolled<F> {
         *self.args.head().straight = units.straight.into();
         let laid_out = self.args.step();
         *laid_out = *step;
+        laid_out.cluster = units.cluster;
         laid_out.block_units = units.block as u32;
         laid_out.row_units = units.row as u32;
         laid_out.row_magic =
@@ -56,16 +57,23 @@ pub struct RowUnits {
     /// What a row is counted with, at least the packs of its longest piece.
     pub row: u64,
     /// By the short path: `row` is a multiple of `block`, which has a thread for each unit; of two phases it is the same, with
-    /// the threads of `cuda/straight_rows.cuh` and the packs of [`short_row`].
+    /// the threads and packs of [`short_row`].
     pub straight: bool,
+    /// The blocks of a row, if they are launched as a cluster; else 0.
+    pub cluster: u32,
 }
 
-/// Most packs of a row that the short path keeps in one block, and how many packs of a unit a thread has: MOST_SQUARES and
+/// Most packs of a row whose squares the short path keeps in a block, and how many packs of a unit a thread has: MOST_SQUARES and
 /// ROW_PACKS in `cuda/dev_gpu.cuh`.
 const MOST_SQUARES: u64 = 1024;
 const ROW_PACKS: usize = 4;
 /// SHARED_ROW_THREADS in `cuda/kernels.cu`.
 const MOST_SHARED: u64 = 256;
+
+/// Whether a row of so many packs may be a cluster's.
+pub fn fits_a_cluster(packs: u64) -> bool {
+    packs <= MOST_SQUARES
+}
 
 /// The threads of a block for a row of two phases by the short path of kernels for `fan` sends, if it has such a block.
 pub fn short_row(fan: usize, packs: u64, longest: u64) -> Option<u64> {
@@ -99,6 +107,7 @@ mod tests {
                         block: longest,
                         row: row(longest),
                         straight,
+                        cluster: 0,
                     };
                     let longest = longest_piece(&table, packs);
                     let Some(args) = form.lay_out_rows(&step, &table, packs, true, hand_out) else {

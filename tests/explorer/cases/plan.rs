@@ -181,6 +181,21 @@ pub fn fused_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> 
     plan
 }
 
+/// The same by `one_shot` and `sentinel` with one row a step, short enough for two blocks with a thread for each pack: they may be a
+/// cluster.
+pub fn cluster_plan(boxes: &[Box_], seed: u64) -> Plan {
+    let mut plan = fused_plan(boxes, Algorithm::OneShot, WAYS[1], seed);
+    let mut r = Random(mix(seed ^ 0xc105));
+    (plan.blocks, plan.threads) = (2, 1 + r.below(2) as u32);
+    (plan.cpu_shape, plan.check) = (false, false);
+    for step in &mut plan.steps {
+        let Some(norm) = &mut step.norm else { continue };
+        norm.width = norm.width.min(8 * 2 * plan.threads as usize);
+        step.count = norm.width;
+    }
+    plan
+}
+
 /// The same with one row a step, of more packs than there are lanes, in two blocks.
 pub fn wide_plan(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64) -> Plan {
     let mut plan = fused_plan(boxes, algorithm, way, seed);

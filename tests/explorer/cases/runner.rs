@@ -38,6 +38,8 @@ pub struct Runner {
     pub delta_steps: u64,
     /// Of these, steps of rows, in one phase and in two.
     pub short_rows: [u64; 2],
+    /// Those whose blocks are a cluster.
+    pub clusters: u64,
 }
 
 impl Runner {
@@ -54,6 +56,7 @@ impl Runner {
             short_steps: 0,
             delta_steps: 0,
             short_rows: [0; 2],
+            clusters: 0,
         }
     }
 
@@ -223,6 +226,7 @@ impl Runner {
                 self.short_steps += u64::from(form.straight);
                 if form.straight == 1 && form.step.rows != 0 {
                     self.short_rows[usize::from(form.phases) - 1] += 1;
+                    self.clusters += u64::from(form.step.cluster != 0);
                 }
                 self.unrolled[k * n + rank] = form;
             }

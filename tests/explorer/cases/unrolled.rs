@@ -58,15 +58,19 @@ pub(super) fn unrolled(
                 |longest, short| {
                     if short && !kernels.one_in(5) {
                         let whole = args.table.phases == 2;
+                        let cluster = rows == 1 && blocks > 1 && !kernels.one_in(3);
                         let block = if whole { longest } else { longest.min(threads) };
                         let row = longest.next_multiple_of(block);
                         let fits = block * if whole { ROW_GROUPS } else { 1 } <= threads;
                         if fits && rows * (row / block) <= blocks {
-                            return RowUnits { block, row, straight: true };
+                            // All blocks of a rank are a cluster, or none.
+                            let cluster = cluster && row / block == blocks;
+                            let cluster = if cluster { blocks as u32 } else { 0 };
+                            return RowUnits { block, row, straight: true, cluster };
                         }
                     }
                     let block = (rows * longest).div_ceil(blocks) + kernels.below(3).min(1);
-                    RowUnits { block, row: longest, straight: false }
+                    RowUnits { block, row: longest, straight: false, cluster: 0 }
                 },
             );
             spread.copied().unwrap_or_else(pl_unrolled_7::zeroed)

@@ -43,6 +43,9 @@ impl Verdict {
         if self.outcome.stuck != 0 {
             return Some("threads of a block left each other at a barrier".into());
         }
+        if self.outcome.strayed != 0 {
+            return Some("an element of a block that was not running was stored to".into());
+        }
         self.wrong.clone().or_else(|| {
             let (rank, state) = self.states.iter().enumerate().find(|(_, s)| s.abort != 0)?;
             Some(format!("rank {rank} gave up: {:?}", state.record))

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub writes: u64,
     /// 1: threads of a block left each other at a barrier.
     pub stuck: u32,
+    /// 1: a block's shared memory was stored to before it ran or after it had ended.
+    pub strayed: u32,
 }
 
 extern "C" {
@@ -72,4 +74,6 @@ pub mod control {
     pub const FORGETS: u32 = 14;
     pub const ALL_IS_NEW: u32 = 15;
     pub const NO_WORD_OF_REARMS: u32 = 16;
+    pub const BLOCKS_TOO_EARLY: u32 = 17;
+    pub const SQUARES_TOO_EARLY: u32 = 18;
 }

@@ -40,7 +40,7 @@ fn attribute(gpu: usize, which: u32) -> Result<c_int, u32> {
     Ok(match which {
         w if w == A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as u32 => config.capability.0,
         w if w == A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as u32 => config.capability.1,
-        w if w == A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as u32 => 132,
+        w if w == A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as u32 => crate::kernel::SMS as c_int,
         w if w == A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK as u32 => 1024,
         w if w == A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR as u32 => 2048,
         w if w == A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING as u32 => 1,

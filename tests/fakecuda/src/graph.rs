@@ -64,18 +64,21 @@ impl Task {
 }
 
 /// A node, to a test: 0 for what is no kernel, 1 for a kernel, 2 for one of the library's; whether it was launched
-/// programmatically; whether it lets its dependents start early; how many nodes it comes after; its blocks, and threads of each.
-pub type Seen = [u32; 6];
+/// programmatically; whether it lets its dependents start early; how many nodes it comes after; its blocks, threads of
+/// each, and blocks of a cluster.
+pub type Seen = [u32; 7];
 
 impl Node {
     fn seen(&self) -> Seen {
         let deps = self.after.len() as u32;
         match self.task.kernel() {
-            None => [0, 0, 0, deps, 0, 0],
+            None => [0, 0, 0, deps, 0, 0, 0],
             Some(kernel) => {
                 let kind = if kernel.is_ours() { 2 } else { 1 };
                 let (blocks, threads) = (kernel.blocks, kernel.threads);
-                [kind, kernel.programmatic.into(), kernel.dependents(), deps, blocks, threads]
+                let (early, cluster) =
+                    (kernel.attributes.programmatic.into(), kernel.attributes.cluster);
+                [kind, early, kernel.dependents(), deps, blocks, threads, cluster]
             }
         }
     }
@@ -96,7 +99,7 @@ fn hazard(nodes: &[Node]) -> Option<&'static str> {
         let Some(kernel) = node.task.kernel() else { continue };
         let before: Vec<&Node> = node.after.iter().map(|before| &nodes[*before]).collect();
         let lets_start = |node: &&Node| node.task.kernel().is_some_and(|k| k.dependents() != 0);
-        if kernel.programmatic && kernel.is_ours() {
+        if kernel.attributes.programmatic && kernel.is_ours() {
             if !kernel.waits_inside() {
                 return Some("a programmatic launch of code that cannot wait");
             }
@@ -106,11 +109,13 @@ fn hazard(nodes: &[Node]) -> Option<&'static str> {
                 );
             }
         }
-        if kernel.programmatic && !kernel.is_ours() && before.iter().any(lets_start) {
+        if kernel.attributes.programmatic && !kernel.is_ours() && before.iter().any(lets_start) {
             return Some("a foreign kernel may start before ours is done");
         }
         let mut behind = nodes.iter().filter(|node| node.after.contains(&index));
-        let early = |node: &Node| node.task.kernel().is_some_and(|k| k.programmatic && k.is_ours());
+        let early = |node: &Node| {
+            node.task.kernel().is_some_and(|k| k.attributes.programmatic && k.is_ours())
+        };
         if kernel.dependents() != 0 && !behind.any(early) {
             return Some("a kernel lets others start early, and there is none of ours");
         }

@@ -9,13 +9,14 @@ use crate::config::config;
 use crate::context::current;
 use crate::entry::{entry, lock};
 use crate::errors::{
-    get_text, put, DEVICE_KERNEL_IMAGE_IS_INVALID, INVALID_ARGUMENT, NAMED_SYMBOL_NOT_FOUND,
+    get_text, put, CLUSTER_SIZE_IS_NOT_VALID, DEVICE_KERNEL_IMAGE_IS_INVALID, INVALID_ARGUMENT,
+    NAMED_SYMBOL_NOT_FOUND,
 };
 use crate::graph::Task;
 use crate::stream::{enqueue_task, resolve};
 use crate::table::Table;
 use cudarc::driver::sys::{
-    CUfunction_attribute as A, CUlaunchAttributeID, CUlaunchConfig, CUDA_KERNEL_NODE_PARAMS,
+    CUfunction_attribute as A, CUlaunchAttributeID as Id, CUlaunchConfig, CUDA_KERNEL_NODE_PARAMS,
 };
 use launch::{pl_args, pl_step, pl_unrolled_1, pl_unrolled_15, pl_unrolled_3, pl_unrolled_7};
 use std::collections::BTreeMap;
@@ -108,9 +109,66 @@ pub struct Launch {
     function: Function,
     /// The parameter, in words, so that it is aligned for whatever struct it is.
     words: Vec<u128>,
-    pub programmatic: bool,
+    pub attributes: Attributes,
     pub blocks: u32,
     pub threads: u32,
+}
+
+/// What a launch has beyond its grid.
+#[derive(Clone, Copy, Default)]
+pub struct Attributes {
+    pub programmatic: bool,
+    /// Blocks of a cluster; 0: there are none.
+    pub cluster: u32,
+}
+
+impl Attributes {
+    /// # Safety
+    /// `config` has as many as it says.
+    unsafe fn read(config: &CUlaunchConfig) -> Result<Self, u32> {
+        let mut found = Attributes::default();
+        if config.numAttrs > 0 && config.attrs.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        for at in 0..config.numAttrs as usize {
+            // SAFETY: the caller's contract, and the value that belongs to the id.
+            unsafe {
+                let attribute = &*config.attrs.add(at);
+                match attribute.id as u32 {
+                    id if id
+                        == Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as u32 =>
+                    {
+                        found.programmatic =
+                            attribute.value.programmaticStreamSerializationAllowed != 0;
+                    }
+                    id if id == Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as u32 => {
+                        let dim = attribute.value.clusterDim;
+                        if (dim.y, dim.z) != (1, 1) || !(1..=MOST_IN_CLUSTER).contains(&dim.x) {
+                            return Err(CLUSTER_SIZE_IS_NOT_VALID);
+                        }
+                        found.cluster = dim.x;
+                    }
+                    _ => return Err(INVALID_ARGUMENT),
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Of a portable cluster.
+const MOST_IN_CLUSTER: u32 = 8;
+/// Multiprocessors of a GPU, and those that are neighbours: a cluster is of one such group. The last group is a smaller one.
+pub const SMS: u32 = 132;
+const NEIGHBOURS: u32 = 16;
+
+/// Blocks that a multiprocessor holds: as many as fit by their threads, and of more than 512 one, as if for their registers.
+fn per_sm(threads: u32) -> u32 {
+    if threads > 512 {
+        1
+    } else {
+        (2048 / threads).min(32)
+    }
 }
 
 impl Launch {
@@ -120,13 +178,16 @@ impl Launch {
         handle: usize,
         grid: [u32; 3],
         block: [u32; 3],
-        programmatic: bool,
+        attributes: Attributes,
         params: *mut *mut c_void,
     ) -> Result<Self, u32> {
         let function = function(handle)?;
         let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
         if grid.contains(&0) || threads == 0 || threads > 1024 || params.is_null() {
             return Err(INVALID_ARGUMENT);
+        }
+        if attributes.cluster != 0 && !grid[0].is_multiple_of(attributes.cluster) {
+            return Err(CLUSTER_SIZE_IS_NOT_VALID);
         }
         let mut words = vec![0u128; function.bytes.div_ceil(16)];
         // SAFETY: one parameter of the function's size, for which there are enough words; it is copied now, as the real
@@ -136,7 +197,19 @@ impl Launch {
             std::ptr::copy_nonoverlapping(from, words.as_mut_ptr().cast(), function.bytes)
         };
         let [blocks, threads] = [grid, block].map(|extents| extents.iter().product());
-        Ok(Launch { handle, function, words, programmatic, blocks, threads })
+        let launch = Launch { handle, function, words, attributes, blocks, threads };
+        let told = launch.step().map_or(0, |step| step.cluster);
+        if launch.is_ours() && told != attributes.cluster {
+            eprintln!(
+                "fakecuda: a kernel is told of clusters of {told}, not {}",
+                attributes.cluster
+            );
+            return Err(INVALID_ARGUMENT);
+        }
+        if attributes.cluster != 0 && !launch.waits_inside() {
+            return Err(CLUSTER_SIZE_IS_NOT_VALID);
+        }
+        Ok(launch)
     }
 
     /// Takes another parameter; the function stays, and so do the attributes.
@@ -151,7 +224,7 @@ impl Launch {
         let block = [node.blockDimX, node.blockDimY, node.blockDimZ];
         // SAFETY: the caller's contract.
         *self =
-            unsafe { Launch::new(self.handle, grid, block, self.programmatic, node.kernelParams) }?;
+            unsafe { Launch::new(self.handle, grid, block, self.attributes, node.kernelParams) }?;
         Ok(())
     }
 
@@ -172,15 +245,16 @@ impl Launch {
         begins_with_step(self.function.bytes)
     }
 
-    pub fn dependents(&self) -> u32 {
-        match self.is_ours() {
-            // SAFETY: aligned, and by its size it begins with a `pl_step`.
-            true => unsafe { (*self.words.as_ptr().cast::<pl_step>()).dependents },
-            false => 0,
-        }
+    fn step(&self) -> Option<&pl_step> {
+        // SAFETY: aligned, and by its size it begins with a `pl_step`.
+        self.is_ours().then(|| unsafe { &*self.words.as_ptr().cast::<pl_step>() })
     }
 
-    /// Whether the code has, and the GPU knows, the instruction to wait with.
+    pub fn dependents(&self) -> u32 {
+        self.step().map_or(0, |step| step.dependents)
+    }
+
+    /// Whether the code has, and the GPU knows, what came with 9.0: the instruction to wait with, and clusters.
     pub fn waits_inside(&self) -> bool {
         config().capability >= (9, 0) && config().ptx_version >= 90
     }
@@ -192,16 +266,16 @@ unsafe fn launch_kernel(
     handle: usize,
     grid: [u32; 3],
     block: [u32; 3],
-    programmatic: bool,
+    attributes: Attributes,
     stream: usize,
     params: *mut *mut c_void,
 ) -> Result<(), u32> {
     // SAFETY: the caller's contract.
-    let launch = unsafe { Launch::new(handle, grid, block, programmatic, params) }?;
+    let launch = unsafe { Launch::new(handle, grid, block, attributes, params) }?;
     let stream = resolve(stream)?;
     if stream.capturing().is_none()
         && launch.is_ours()
-        && (programmatic || launch.dependents() != 0)
+        && (attributes.programmatic || launch.dependents() != 0)
     {
         eprintln!("fakecuda: a kernel of ours is programmatic outside a graph");
         return Err(INVALID_ARGUMENT);
@@ -262,7 +336,17 @@ entry! {
         if !(1..=1024).contains(&block) {
             return Err(INVALID_ARGUMENT);
         }
-        put(blocks, (2048 / block).min(32))
+        put(blocks, per_sm(block as u32) as c_int)
+    }
+    fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, handle: usize, config: *const CUlaunchConfig) {
+        function(handle)?;
+        let c = config.as_ref().ok_or(INVALID_ARGUMENT)?;
+        let cluster = Attributes::read(c)?.cluster;
+        if cluster == 0 || !c.gridDimX.is_multiple_of(cluster) || !(1..=1024).contains(&c.blockDimX) {
+            return Err(CLUSTER_SIZE_IS_NOT_VALID);
+        }
+        let of = |sms: u32| sms * per_sm(c.blockDimX) / cluster;
+        put(clusters, (SMS / NEIGHBOURS * of(NEIGHBOURS) + of(SMS % NEIGHBOURS)) as c_int)
     }
     fn cuLaunchKernel(
         handle: usize,
@@ -277,7 +361,7 @@ entry! {
         params: *mut *mut c_void,
         _extra: *mut *mut c_void,
     ) {
-        launch_kernel(handle, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], false, stream, params)
+        launch_kernel(handle, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], Attributes::default(), stream, params)
     }
     fn cuLaunchKernelEx(
         config: *const CUlaunchConfig,
@@ -286,19 +370,9 @@ entry! {
         _extra: *mut *mut c_void,
     ) {
         let c = config.as_ref().ok_or(INVALID_ARGUMENT)?;
-        if c.numAttrs > 0 && c.attrs.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        let mut programmatic = false;
-        for at in 0..c.numAttrs as usize {
-            let attribute = &*c.attrs.add(at);
-            if attribute.id as u32 != CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as u32 {
-                return Err(INVALID_ARGUMENT);
-            }
-            programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
-        }
+        let attributes = Attributes::read(c)?;
         let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
         let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
-        launch_kernel(handle, grid, block, programmatic, c.hStream as usize, params)
+        launch_kernel(handle, grid, block, attributes, c.hStream as usize, params)
     }
 }

@@ -93,6 +93,8 @@ fn says_how_rows_are_spread(step: &pl_step, widest: u32) {
     }
     let (block, row, magic) = (step.block_units, step.row_units, u64::from(step.row_magic));
     assert!(block > 0 && row >= widest, "blocks of {block} units, rows of {row}, for {widest}");
+    let cluster = step.cluster;
+    assert!(cluster == 0 || row == cluster * block, "{cluster} of {block} units, rows of {row}");
     let expected = if row == 1 { 0 } else { (1u64 << 32).div_ceil(row.into()) };
     assert_eq!(magic, expected, "rows of {row} units");
 }

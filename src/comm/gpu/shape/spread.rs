@@ -1,10 +1,11 @@
 //! How rows of a fused step are spread over the blocks of its launch.
 
 use super::{Shape, ShapeRule, FEW_THREADS, ROW_THREADS};
-use crate::lane::RowUnits;
+use crate::comm::gpu::cluster::ClusterRoom;
+use crate::lane::{fits_a_cluster, RowUnits};
 
 /// Threads of a short row's block that have no packs, see cuda/straight_rows.cuh. Where threads are pinned there may be none.
-const SPARE_WARP: u32 = 32;
+pub(in crate::comm::gpu) const SPARE_WARP: u32 = 32;
 /// Threads whose packs a block keeps (KEEPERS in cuda/dev_gpu_packs.cuh), and groups of threads that share them (cuda/spread_norm.cuh).
 const MOST_KEEPERS: u32 = 256;
 const MOST_GROUPS: u32 = 4;
@@ -20,7 +21,8 @@ pub(in crate::comm::gpu) struct Spread {
 impl Spread {
     /// Of the launch. Chunks are no matter to these kernels.
     pub fn shape(&self) -> Shape {
-        Shape { blocks: self.blocks, threads: self.threads, chunk_packs: 1 }
+        let cluster = self.units.cluster;
+        Shape { blocks: self.blocks, threads: self.threads, chunk_packs: 1, cluster }
     }
 }
 
@@ -50,19 +52,35 @@ impl ShapeRule {
             blocks: ((rows * longest).div_ceil(block_units) + u64::from(self.spare))
                 .min(self.most_blocks().into()) as u32,
             threads: self.threads.unwrap_or(threads).min(most_threads),
-            units: RowUnits { block: block_units, row: longest, straight: false },
+            units: RowUnits { block: block_units, row: longest, straight: false, cluster: 0 },
         }
     }
 
     /// The same for the short path (`cuda/straight_rows.cuh`), whose blocks have packs of one row alone, at most one unit per thread;
-    /// None where rows have no room in it. `whole`: the threads of a block that has a row, as after two phases it must.
-    pub fn spread_straight(&self, rows: u64, longest: u64, whole: Option<u64>) -> Option<Spread> {
+    /// None where rows have no room in it. `whole`: the threads of a block that has a row, as after two phases it must. `per_sm`: how
+    /// many blocks of so many threads a multiprocessor holds, of the kernel for clusters, if there is one.
+    pub fn spread_straight(
+        &self,
+        rows: u64,
+        longest: u64,
+        whole: Option<u64>,
+        per_sm: &mut dyn FnMut(u32) -> u32,
+    ) -> Option<Spread> {
         let most = u64::from(self.most_blocks().saturating_sub(self.spare).max(1));
         if rows == 0 || rows > most || longest == 0 {
             return None;
         }
         match whole {
-            None => self.parts_of_rows(rows, longest, most / rows),
+            None => {
+                let spread = self.parts_of_rows(rows, longest, most / rows)?;
+                let RowUnits { block, row, .. } = spread.units;
+                let room = self.clusters.filter(|_| self.spare == 0 && fits_a_cluster(longest));
+                let cluster = u32::try_from(row / block).ok()?;
+                let fits =
+                    |room: ClusterRoom| cluster > 1 && room.holds(cluster, per_sm(spread.threads));
+                let cluster = if room.is_some_and(fits) { cluster } else { 0 };
+                Some(Spread { units: RowUnits { cluster, ..spread.units }, ..spread })
+            }
             Some(threads) => self.whole_rows(rows, longest, u32::try_from(threads).ok()?),
         }
     }
@@ -90,7 +108,7 @@ impl ShapeRule {
         Spread {
             blocks: blocks.min(self.most_blocks().into()) as u32,
             threads,
-            units: RowUnits { block, row: parts * block, straight: true },
+            units: RowUnits { block, row: parts * block, straight: true, cluster: 0 },
         }
     }
 }
@@ -99,6 +117,7 @@ impl ShapeRule {
 mod tests {
     use super::super::tests::{captured, rules};
     use super::*;
+    use crate::comm::gpu::cluster::Neighbours;
     use crate::lane::short_row;
 
     fn spread(rule: ShapeRule, rows: u64, longest: u64, most_threads: u32) -> (u32, u32, u64) {
@@ -153,83 +172,115 @@ mod tests {
         }
     }
 
+    /// By the short path of one phase, or of two of eight ranks, where a multiprocessor holds as many of its blocks as fit by
+    /// their threads.
+    fn straight(rule: ShapeRule, rows: u64, longest: u64, two: bool) -> Option<Spread> {
+        let whole = if two { Some(short_row(7, longest * 8, longest)?) } else { None };
+        rule.spread_straight(rows, longest, whole, &mut |threads| 512 / threads)
+    }
+
+    /// With room for clusters on a GPU of an H200's multiprocessors that the rank has to itself.
+    fn with_clusters(rule: ShapeRule) -> ShapeRule {
+        rule.with_clusters(Some(ClusterRoom::new(Neighbours::of(32, 16), 132, rule.most_blocks())))
+    }
+
     #[test]
     fn on_the_short_path_every_unit_has_a_thread_besides() {
         let pins = [None, Some(64), Some(128), Some(288), Some(512), Some(1024)];
-        let mut found = 0;
-        for rule in pins.into_iter().flat_map(rules) {
+        let (mut found, mut clusters) = (0, 0);
+        let rules = pins.into_iter().flat_map(rules);
+        for rule in rules.flat_map(|rule| [rule, with_clusters(rule)]) {
             for rows in (1..40).chain([73, 1000]) {
-                for longest in LONGEST {
-                    let whole = short_row(7, longest * 8, longest);
-                    for whole in [None, whole.or(Some(512)).filter(|most| longest <= *most)] {
-                        let Some(s) = rule.spread_straight(rows, longest, whole) else { continue };
-                        let said = format!("{rule:?} {rows} {longest} {whole:?} {s:?}");
-                        let parts = s.units.row / s.units.block;
-                        let needed =
-                            rows * parts + u64::from(rule.spare.min(rule.most_blocks() - 1));
-                        assert!(s.blocks <= rule.most_blocks(), "{said}");
-                        assert_eq!(u64::from(s.blocks), needed, "{said}");
-                        assert!(s.units.row >= longest && s.units.row == parts * s.units.block);
-                        let busy = u32::try_from(s.units.block).unwrap();
-                        let threads = s.threads;
-                        assert!(threads >= busy && threads.is_multiple_of(32), "{said}");
-                        match whole {
-                            Some(whole) => {
-                                assert_eq!((threads.into(), parts), (whole, 1), "{said}")
-                            }
-                            None => assert!((FEW_THREADS..=544).contains(&threads), "{said}"),
+                for (longest, two) in LONGEST.into_iter().flat_map(|l| [(l, false), (l, true)]) {
+                    let Some(s) = straight(rule, rows, longest, two) else { continue };
+                    let said = format!("{rule:?} {rows} {longest} {two} {s:?}");
+                    let parts = s.units.row / s.units.block;
+                    let needed = rows * parts + u64::from(rule.spare.min(rule.most_blocks() - 1));
+                    assert!(s.blocks <= rule.most_blocks(), "{said}");
+                    assert_eq!(u64::from(s.blocks), needed, "{said}");
+                    assert!(s.units.row >= longest && s.units.row == parts * s.units.block);
+                    assert!(s.units.row - longest < s.units.block, "each has some, {said}");
+                    let busy = u32::try_from(s.units.block).unwrap();
+                    let threads = s.threads;
+                    assert!(threads >= busy && threads.is_multiple_of(32), "{said}");
+                    match two {
+                        true => {
+                            let whole = short_row(7, longest * 8, longest);
+                            assert_eq!((whole, parts), (Some(threads.into()), 1), "{said}");
                         }
-                        found += 1;
+                        false => assert!((FEW_THREADS..=544).contains(&threads), "{said}"),
                     }
+                    if s.units.cluster != 0 {
+                        assert_eq!(u64::from(s.units.cluster), parts, "{said}");
+                        assert!(s.blocks.is_multiple_of(s.units.cluster) && longest <= 1024);
+                        clusters += 1;
+                    }
+                    found += 1;
                 }
             }
         }
-        assert!(found > 1000, "{found}");
+        assert!(found > 2000 && clusters > 100, "{found} {clusters}");
     }
 
     #[test]
     fn a_short_rows_blocks_have_packs_of_that_row_alone() {
-        let short = |rule: ShapeRule, rows, longest, whole| {
-            let s = rule.spread_straight(rows, longest, whole)?;
+        let short = |rule: ShapeRule, rows, longest, two| {
+            let s = straight(rule, rows, longest, two)?;
             assert!(s.units.straight && s.units.row.is_multiple_of(s.units.block));
+            assert_eq!(s.units.cluster, 0);
             Some((s.blocks, s.threads, s.units.block, s.units.row))
         };
         let sixteen = ShapeRule::new(8, Some(16), None);
-        assert_eq!(short(sixteen, 1, 896, None), Some((7, 160, 128, 896)));
-        assert_eq!(short(sixteen, 2, 896, None), Some((14, 160, 128, 896)));
-        assert_eq!(short(sixteen, 3, 896, None), Some((15, 224, 192, 960)));
-        assert_eq!(short(sixteen, 8, 896, None), Some((16, 480, 448, 896)));
-        assert_eq!(short(sixteen, 16, 896, None), None, "more units than threads");
-        assert_eq!(short(sixteen, 1, 887, None), Some((7, 160, 128, 896)));
-        assert_eq!(short(sixteen, 1, 1, None), Some((1, 160, 32, 32)));
+        assert_eq!(short(sixteen, 1, 896, false), Some((7, 160, 128, 896)));
+        assert_eq!(short(sixteen, 2, 896, false), Some((14, 160, 128, 896)));
+        assert_eq!(short(sixteen, 3, 896, false), Some((15, 224, 192, 960)));
+        assert_eq!(short(sixteen, 8, 896, false), Some((16, 480, 448, 896)));
+        assert_eq!(short(sixteen, 16, 896, false), None, "more units than threads");
+        assert_eq!(short(sixteen, 1, 887, false), Some((7, 160, 128, 896)));
+        assert_eq!(short(sixteen, 1, 1, false), Some((1, 160, 32, 32)));
         for rows in 1..=16 {
-            let whole = short_row(7, 896, 112);
-            assert_eq!(short(sixteen, rows, 112, whole), Some((rows as u32, 256, 112, 112)));
+            assert_eq!(short(sixteen, rows, 112, true), Some((rows as u32, 256, 112, 112)));
         }
-        assert_eq!(short(sixteen, 17, 112, short_row(7, 896, 112)), None);
+        assert_eq!(short(sixteen, 17, 112, true), None);
         assert_eq!(short_row(3, 896, 224), Some(224));
         assert_eq!(short_row(1, 896, 448), Some(448));
         assert_eq!(short_row(1, 1025, 513), None);
         let spare = sixteen.with_spare_block();
-        assert_eq!(short(spare, 15, 112, Some(512)), Some((16, 512, 112, 112)));
-        assert_eq!(short(spare, 16, 112, Some(512)), None, "no block is left for fences");
+        assert_eq!(short(spare, 15, 112, true), Some((16, 256, 112, 112)));
+        assert_eq!(short(spare, 16, 112, true), None, "no block is left for fences");
         let pinned = |threads| ShapeRule::new(8, Some(16), Some(threads));
-        assert_eq!(short(pinned(256), 2, 896, None), Some((14, 256, 128, 896)));
-        assert_eq!(short(pinned(256), 8, 896, None), None, "448 units");
-        assert_eq!(short(pinned(64), 1, 1, None), None, "a row's lanes have 128 threads");
-        assert_eq!(short(pinned(512), 8, 896, None), Some((16, 512, 448, 896)));
+        assert_eq!(short(pinned(256), 2, 896, false), Some((14, 256, 128, 896)));
+        assert_eq!(short(pinned(256), 8, 896, false), None, "448 units");
+        assert_eq!(short(pinned(64), 1, 1, false), None, "a row's lanes have 128 threads");
+        assert_eq!(short(pinned(512), 8, 896, false), Some((16, 512, 448, 896)));
         assert_eq!(
-            short(pinned(1024), 8, 896, None),
+            short(pinned(1024), 8, 896, false),
             Some((16, 544, 448, 896)),
             "the kernel's most"
         );
         for threads in [64, 288, 512, 1024] {
-            let whole = short(pinned(threads), 2, 112, Some(256));
+            let whole = short(pinned(threads), 2, 112, true);
             assert_eq!(
                 whole,
                 Some((2, 256, 112, 112)),
                 "which is what the kernel takes, {threads}"
             );
         }
+    }
+
+    #[test]
+    fn a_rows_blocks_are_a_cluster_where_those_find_room() {
+        let rule = with_clusters(captured(1));
+        let cluster = |rule, rows, longest, two| {
+            let s = straight(rule, rows, longest, two)?;
+            Some((s.blocks, s.threads, s.units.block, s.units.cluster))
+        };
+        assert_eq!(cluster(rule, 1, 896, false), Some((7, 160, 128, 7)));
+        assert_eq!(cluster(rule, 16, 896, false), Some((64, 256, 224, 4)));
+        assert_eq!(cluster(rule, 1, 1100, false), Some((9, 160, 128, 0)), "too long");
+        assert_eq!(cluster(rule, 1, 32, false), Some((1, 160, 32, 0)), "a block alone");
+        assert_eq!(cluster(rule, 4, 112, true), Some((4, 256, 112, 0)), "a row is a block's");
+        assert_eq!(cluster(rule.with_spare_block(), 1, 896, false).unwrap().3, 0);
+        assert_eq!(cluster(captured(1), 1, 896, false), Some((7, 160, 128, 0)));
     }
 }

@@ -84,12 +84,7 @@ pub unsafe fn launch<A: Arguments>(
     kernel: &Function<A>,
     arguments: &A,
 ) -> Result<()> {
-    let shape = LaunchShape {
-        blocks: arguments.blocks(),
-        threads: A::THREADS,
-        shared_bytes: 0,
-        programmatic: false,
-    };
+    let shape = LaunchShape::plain(arguments.blocks(), A::THREADS);
     // SAFETY: the caller's promise.
     Ok(unsafe { kernel.launch(entered, stream, &shape, arguments) }?)
 }

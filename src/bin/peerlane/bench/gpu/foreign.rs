@@ -49,7 +49,7 @@ impl Foreign {
     pub fn queue(&self, ranks: &[GpuRank], call: &Call) -> Result<()> {
         let bytes = call.bytes() as u64;
         let blocks = (bytes / PACK).div_ceil(THREADS.into()).max(1) as u32;
-        let shape = LaunchShape { blocks, threads: THREADS, shared_bytes: 0, programmatic: false };
+        let shape = LaunchShape::plain(blocks, THREADS);
         for (kernel, rank) in self.0.iter().zip(ranks) {
             let (next, result) = rank.operands(call);
             let arguments = Arguments { source: rank.source(), result, next, bytes };
