@@ -32,7 +32,9 @@ constexpr bool one_line(uint64_t from, uint64_t to) {
          line_of(FIRST_ARGUMENT_100, from) == line_of(FIRST_ARGUMENT_100, to);
 }
 static_assert(one_line(0, offsetof(pl_step, geo.flag_chunks)), "the first line");
-static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_1, phase[0].send_first) - 1), "the second");
+static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_1, phase[0].own_cut) - 1), "the second");
+// And what loads come from in two phases of up to eight ranks.
+static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_7, phase[0].present) - 1), "the same one");
 
 // Fetches the further lines that a sum's phases need, while there is nothing else to do: later each of them is a wait.
 template <uint32_t K, uint32_t PHASES>
@@ -44,12 +46,15 @@ PL_FN void fetch_arguments(const typename Fan<K>::Args& u) {
   constexpr uint64_t FIRST = FIRST_ARGUMENT_90;
 #endif
   constexpr uint64_t FROM = (line_of(FIRST, offsetof(Args, widest)) + 1) * LINE - FIRST;
-  constexpr uint64_t TO = PHASES == 1 ? offsetof(Args, phase[0].send_first) : offsetof(Args, phase[1].fold);
+  constexpr uint64_t TO = PHASES == 1 ? offsetof(Args, phase[0].copy_cut) : offsetof(Args, phase[1].send_first);
+  // What is behind the cuts of the first phase is for steps that are not short.
+  constexpr uint64_t SKIP = offsetof(Args, phase[0].copy_cut), GO_ON = offsetof(Args, phase[1]);
   static_assert(FROM % 8 == 0 && TO + 8 <= sizeof(Args), "whole words of the arguments");
   if constexpr (FROM < TO) {
     uint64_t words = 0;
     PL_EACH
-    for (uint64_t at = FROM; at < TO; at += LINE) words ^= reinterpret_cast<const uint64_t*>(&u)[at / 8];
+    for (uint64_t at = FROM; at < TO; at += LINE)
+      if (at < SKIP || at + LINE > GO_ON) words ^= reinterpret_cast<const uint64_t*>(&u)[at / 8];
     dev::need(words);
   }
 }

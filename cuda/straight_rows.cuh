@@ -132,7 +132,7 @@ struct StraightRow {
         row(dev::block()),
         group(dev::in_register(group_of(args.step.block_units))),
         unit(dev::in_register(unit_of(args.step.block_units))),
-        sums(step, args, adds() ? unit : ~0u, row * args.phase[0].item_packs[0], row * uint32_t(step.packs)),
+        sums(step, args, adds() ? unit : ~0u, row * Cut(args.phase[0].own_cut).packs, row * uint32_t(step.packs)),
         rows(step) {}
 
   static PL_FN uint32_t group_of(uint32_t units) {
@@ -152,16 +152,9 @@ struct StraightRow {
   PL_FN uint32_t place(uint32_t i) const { return group * EACH + i; }
   PL_FN bool own(uint32_t i) const { return i == EACH - 1 && adds(); }
 
-  struct Cut {
-    uint32_t first, packs;
-  };
-  PL_FN Cut summed() const { return {u.phase[0].item_first[0], u.phase[0].item_packs[0]}; }
-  PL_FN Cut input(uint32_t i) const {
-    return own(i) ? summed() : Cut{u.phase[0].send_first[place(i)], u.phase[0].send_packs[place(i)]};
-  }
-  PL_FN Cut result(uint32_t i) const {
-    return own(i) ? summed() : Cut{u.phase[1].item_first[place(i)], u.phase[1].item_packs[place(i)]};
-  }
+  PL_FN Cut summed() const { return Cut(u.phase[0].own_cut); }
+  PL_FN Cut input(uint32_t i) const { return own(i) ? summed() : Cut(u.phase[0].send_cut[place(i)]); }
+  PL_FN Cut result(uint32_t i) const { return own(i) ? summed() : Cut(u.phase[1].copy_cut[place(i)]); }
   PL_FN uint64_t in_tile(const Cut& cut) const { return row * uint32_t(s.packs) + cut.first + unit; }
   PL_FN char* at(uint64_t slot, const Cut& cut) const {
     return reinterpret_cast<char*>(slot + Steps::place_of(s, row * cut.packs + unit));
@@ -191,11 +184,11 @@ struct StraightRow {
     sums.find_place();
     sums.place = dev::in_register(sums.place);  // or every poll works it out anew
     dev::same_view(sums.mine, sent[EACH - 1]);
-    const uint32_t parts = sums.j < scatter.item_packs[0] ? scatter.remote : 0;
+    const uint32_t parts = sums.j < summed().packs ? scatter.remote : 0;
     if (PL_UNLIKELY(!sums.sum(scatter, parts, total))) return false;
     const dev::Raw words = Steps::legal(total);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) sums.post_if(sums.j < collect.send_packs[k], collect, K, k, words);
+    for (uint32_t k = 0; k < K; ++k) sums.post_if(sums.j < Cut(collect.send_cut[k]).packs, collect, K, k, words);
     sums.template rearm<LEAVES>(scatter, parts);
     return true;
   }

@@ -441,6 +441,9 @@ pub struct pl_unrolled_phase_1 {
     pub remote: u32,
     pub to: [u64; 1usize],
     pub at: [u64; 2usize],
+    pub own_cut: u32,
+    pub send_cut: [u32; 1usize],
+    pub copy_cut: [u32; 1usize],
     pub send_first: [u32; 1usize],
     pub send_packs: [u32; 1usize],
     pub item_first: [u32; 2usize],
@@ -452,7 +455,7 @@ pub struct pl_unrolled_phase_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_phase_1"][::std::mem::size_of::<pl_unrolled_phase_1>() - 64usize];
+    ["Size of pl_unrolled_phase_1"][::std::mem::size_of::<pl_unrolled_phase_1>() - 80usize];
     ["Alignment of pl_unrolled_phase_1"][::std::mem::align_of::<pl_unrolled_phase_1>() - 8usize];
     ["Offset of field: pl_unrolled_phase_1::present"]
         [::std::mem::offset_of!(pl_unrolled_phase_1, present) - 0usize];
@@ -462,22 +465,28 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_phase_1, to) - 8usize];
     ["Offset of field: pl_unrolled_phase_1::at"]
         [::std::mem::offset_of!(pl_unrolled_phase_1, at) - 16usize];
+    ["Offset of field: pl_unrolled_phase_1::own_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, own_cut) - 32usize];
+    ["Offset of field: pl_unrolled_phase_1::send_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_cut) - 36usize];
+    ["Offset of field: pl_unrolled_phase_1::copy_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, copy_cut) - 40usize];
     ["Offset of field: pl_unrolled_phase_1::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, send_first) - 32usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_first) - 44usize];
     ["Offset of field: pl_unrolled_phase_1::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, send_packs) - 36usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_packs) - 48usize];
     ["Offset of field: pl_unrolled_phase_1::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, item_first) - 40usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, item_first) - 52usize];
     ["Offset of field: pl_unrolled_phase_1::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, item_packs) - 48usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, item_packs) - 60usize];
     ["Offset of field: pl_unrolled_phase_1::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, fold) - 56usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, fold) - 68usize];
     ["Offset of field: pl_unrolled_phase_1::one_source"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, one_source) - 60usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, one_source) - 72usize];
     ["Offset of field: pl_unrolled_phase_1::result"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, result) - 61usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, result) - 73usize];
     ["Offset of field: pl_unrolled_phase_1::from"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, from) - 62usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_1, from) - 74usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -490,7 +499,7 @@ pub struct pl_unrolled_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 592usize];
+    ["Size of pl_unrolled_1"][::std::mem::size_of::<pl_unrolled_1>() - 624usize];
     ["Alignment of pl_unrolled_1"][::std::mem::align_of::<pl_unrolled_1>() - 8usize];
     ["Offset of field: pl_unrolled_1::step"][::std::mem::offset_of!(pl_unrolled_1, step) - 0usize];
     ["Offset of field: pl_unrolled_1::phases"]
@@ -505,10 +514,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_3 {
+    pub own_cut: u32,
+    pub send_cut: [u32; 3usize],
     pub present: u32,
     pub remote: u32,
     pub to: [u64; 3usize],
     pub at: [u64; 4usize],
+    pub copy_cut: [u32; 3usize],
     pub send_first: [u32; 3usize],
     pub send_packs: [u32; 3usize],
     pub item_first: [u32; 4usize],
@@ -520,32 +532,38 @@ pub struct pl_unrolled_phase_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_phase_3"][::std::mem::size_of::<pl_unrolled_phase_3>() - 136usize];
+    ["Size of pl_unrolled_phase_3"][::std::mem::size_of::<pl_unrolled_phase_3>() - 160usize];
     ["Alignment of pl_unrolled_phase_3"][::std::mem::align_of::<pl_unrolled_phase_3>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_3::own_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, own_cut) - 0usize];
+    ["Offset of field: pl_unrolled_phase_3::send_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_cut) - 4usize];
     ["Offset of field: pl_unrolled_phase_3::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, present) - 0usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, present) - 16usize];
     ["Offset of field: pl_unrolled_phase_3::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, remote) - 4usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, remote) - 20usize];
     ["Offset of field: pl_unrolled_phase_3::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, to) - 8usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, to) - 24usize];
     ["Offset of field: pl_unrolled_phase_3::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, at) - 32usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, at) - 48usize];
+    ["Offset of field: pl_unrolled_phase_3::copy_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, copy_cut) - 80usize];
     ["Offset of field: pl_unrolled_phase_3::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, send_first) - 64usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_first) - 92usize];
     ["Offset of field: pl_unrolled_phase_3::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, send_packs) - 76usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_packs) - 104usize];
     ["Offset of field: pl_unrolled_phase_3::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, item_first) - 88usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, item_first) - 116usize];
     ["Offset of field: pl_unrolled_phase_3::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, item_packs) - 104usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, item_packs) - 132usize];
     ["Offset of field: pl_unrolled_phase_3::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, fold) - 120usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, fold) - 148usize];
     ["Offset of field: pl_unrolled_phase_3::one_source"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, one_source) - 124usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, one_source) - 152usize];
     ["Offset of field: pl_unrolled_phase_3::result"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, result) - 125usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, result) - 153usize];
     ["Offset of field: pl_unrolled_phase_3::from"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, from) - 126usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_3, from) - 154usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -558,7 +576,7 @@ pub struct pl_unrolled_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 736usize];
+    ["Size of pl_unrolled_3"][::std::mem::size_of::<pl_unrolled_3>() - 784usize];
     ["Alignment of pl_unrolled_3"][::std::mem::align_of::<pl_unrolled_3>() - 8usize];
     ["Offset of field: pl_unrolled_3::step"][::std::mem::offset_of!(pl_unrolled_3, step) - 0usize];
     ["Offset of field: pl_unrolled_3::phases"]
@@ -573,10 +591,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_7 {
+    pub own_cut: u32,
+    pub send_cut: [u32; 7usize],
     pub present: u32,
     pub remote: u32,
     pub to: [u64; 7usize],
     pub at: [u64; 8usize],
+    pub copy_cut: [u32; 7usize],
     pub send_first: [u32; 7usize],
     pub send_packs: [u32; 7usize],
     pub item_first: [u32; 8usize],
@@ -588,32 +609,38 @@ pub struct pl_unrolled_phase_7 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_phase_7"][::std::mem::size_of::<pl_unrolled_phase_7>() - 264usize];
+    ["Size of pl_unrolled_phase_7"][::std::mem::size_of::<pl_unrolled_phase_7>() - 328usize];
     ["Alignment of pl_unrolled_phase_7"][::std::mem::align_of::<pl_unrolled_phase_7>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_7::own_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, own_cut) - 0usize];
+    ["Offset of field: pl_unrolled_phase_7::send_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_cut) - 4usize];
     ["Offset of field: pl_unrolled_phase_7::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, present) - 0usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, present) - 32usize];
     ["Offset of field: pl_unrolled_phase_7::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, remote) - 4usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, remote) - 36usize];
     ["Offset of field: pl_unrolled_phase_7::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, to) - 8usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, to) - 40usize];
     ["Offset of field: pl_unrolled_phase_7::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, at) - 64usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, at) - 96usize];
+    ["Offset of field: pl_unrolled_phase_7::copy_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, copy_cut) - 160usize];
     ["Offset of field: pl_unrolled_phase_7::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, send_first) - 128usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_first) - 188usize];
     ["Offset of field: pl_unrolled_phase_7::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, send_packs) - 156usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_packs) - 216usize];
     ["Offset of field: pl_unrolled_phase_7::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, item_first) - 184usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, item_first) - 244usize];
     ["Offset of field: pl_unrolled_phase_7::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, item_packs) - 216usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, item_packs) - 276usize];
     ["Offset of field: pl_unrolled_phase_7::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, fold) - 248usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, fold) - 308usize];
     ["Offset of field: pl_unrolled_phase_7::one_source"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, one_source) - 252usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, one_source) - 312usize];
     ["Offset of field: pl_unrolled_phase_7::result"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, result) - 253usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, result) - 313usize];
     ["Offset of field: pl_unrolled_phase_7::from"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, from) - 254usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_7, from) - 314usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -626,7 +653,7 @@ pub struct pl_unrolled_7 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 992usize];
+    ["Size of pl_unrolled_7"][::std::mem::size_of::<pl_unrolled_7>() - 1120usize];
     ["Alignment of pl_unrolled_7"][::std::mem::align_of::<pl_unrolled_7>() - 8usize];
     ["Offset of field: pl_unrolled_7::step"][::std::mem::offset_of!(pl_unrolled_7, step) - 0usize];
     ["Offset of field: pl_unrolled_7::phases"]
@@ -641,10 +668,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_15 {
+    pub own_cut: u32,
+    pub send_cut: [u32; 15usize],
     pub present: u32,
     pub remote: u32,
     pub to: [u64; 15usize],
     pub at: [u64; 16usize],
+    pub copy_cut: [u32; 15usize],
     pub send_first: [u32; 15usize],
     pub send_packs: [u32; 15usize],
     pub item_first: [u32; 16usize],
@@ -656,32 +686,38 @@ pub struct pl_unrolled_phase_15 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_phase_15"][::std::mem::size_of::<pl_unrolled_phase_15>() - 528usize];
+    ["Size of pl_unrolled_phase_15"][::std::mem::size_of::<pl_unrolled_phase_15>() - 656usize];
     ["Alignment of pl_unrolled_phase_15"][::std::mem::align_of::<pl_unrolled_phase_15>() - 8usize];
+    ["Offset of field: pl_unrolled_phase_15::own_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, own_cut) - 0usize];
+    ["Offset of field: pl_unrolled_phase_15::send_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_cut) - 4usize];
     ["Offset of field: pl_unrolled_phase_15::present"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, present) - 0usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, present) - 64usize];
     ["Offset of field: pl_unrolled_phase_15::remote"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, remote) - 4usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, remote) - 68usize];
     ["Offset of field: pl_unrolled_phase_15::to"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, to) - 8usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, to) - 72usize];
     ["Offset of field: pl_unrolled_phase_15::at"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, at) - 128usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, at) - 192usize];
+    ["Offset of field: pl_unrolled_phase_15::copy_cut"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, copy_cut) - 320usize];
     ["Offset of field: pl_unrolled_phase_15::send_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, send_first) - 256usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_first) - 380usize];
     ["Offset of field: pl_unrolled_phase_15::send_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, send_packs) - 316usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_packs) - 440usize];
     ["Offset of field: pl_unrolled_phase_15::item_first"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, item_first) - 376usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, item_first) - 500usize];
     ["Offset of field: pl_unrolled_phase_15::item_packs"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, item_packs) - 440usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, item_packs) - 564usize];
     ["Offset of field: pl_unrolled_phase_15::fold"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, fold) - 504usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, fold) - 628usize];
     ["Offset of field: pl_unrolled_phase_15::one_source"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, one_source) - 508usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, one_source) - 632usize];
     ["Offset of field: pl_unrolled_phase_15::result"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, result) - 509usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, result) - 633usize];
     ["Offset of field: pl_unrolled_phase_15::from"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, from) - 510usize];
+        [::std::mem::offset_of!(pl_unrolled_phase_15, from) - 634usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -694,7 +730,7 @@ pub struct pl_unrolled_15 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1520usize];
+    ["Size of pl_unrolled_15"][::std::mem::size_of::<pl_unrolled_15>() - 1776usize];
     ["Alignment of pl_unrolled_15"][::std::mem::align_of::<pl_unrolled_15>() - 8usize];
     ["Offset of field: pl_unrolled_15::step"]
         [::std::mem::offset_of!(pl_unrolled_15, step) - 0usize];

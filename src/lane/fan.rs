@@ -29,6 +29,9 @@ pub struct Head<'a> {
 pub struct PhaseMut<'a> {
     pub to: &'a mut [u64],
     pub at: &'a mut [u64],
+    pub own_cut: &'a mut u32,
+    pub send_cut: &'a mut [u32],
+    pub copy_cut: &'a mut [u32],
     pub send_first: &'a mut [u32],
     pub send_packs: &'a mut [u32],
     pub item_first: &'a mut [u32],
@@ -64,6 +67,9 @@ macro_rules! fans {
                 PhaseMut {
                     to: &mut phase.to,
                     at: &mut phase.at,
+                    own_cut: &mut phase.own_cut,
+                    send_cut: &mut phase.send_cut,
+                    copy_cut: &mut phase.copy_cut,
                     send_first: &mut phase.send_first,
                     send_packs: &mut phase.send_packs,
                     item_first: &mut phase.item_first,

@@ -13,6 +13,8 @@ pub use spread::{fits_a_cluster, short_row, RowUnits, SQUARES_HALF_BYTES};
 
 const PHASES: usize = PL_UNROLLED_PHASES as usize;
 const RANKS: usize = PL_MAX_RANKS as usize;
+/// Most packs of a tile, or of a row, on the short path: cuts are two halves of a word (`PL_CUTS` in `cuda/launch.h`).
+const MOST_PACKS: u64 = u16::MAX as u64;
 
 /// A table in this form, for steps of any size.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +189,8 @@ impl<F: Fan> Unrolled<F> {
         threads: Option<u64>,
     ) -> &mut F {
         *self.args.step() = *step;
-        let straight = self.short && threads.is_some_and(|all| longest_piece(table, packs) <= all);
+        let short = self.short && packs <= MOST_PACKS;
+        let straight = short && threads.is_some_and(|all| longest_piece(table, packs) <= all);
         *self.args.head().straight = straight.into();
         self.lay_pieces(table, packs);
         &mut self.args
@@ -209,13 +212,24 @@ impl<F: Fan> Unrolled<F> {
             let phase = self.args.phase(index);
             for k in 0..F::K {
                 (phase.send_first[k], phase.send_packs[k]) = span(self.sends[index][k]);
+                phase.send_cut[k] = cut_of(phase.send_first[k], phase.send_packs[k]);
             }
             for k in 0..=F::K {
                 (phase.item_first[k], phase.item_packs[k]) = span(self.items[index][k]);
             }
+            let items = phase.item_first.iter().zip(phase.item_packs.iter());
+            for (copy, (first, packs)) in phase.copy_cut.iter_mut().zip(items) {
+                *copy = cut_of(*first, *packs);
+            }
+            *phase.own_cut = phase.copy_cut[0];
         }
         *self.args.head().widest = longest_piece(table, packs) as u32;
     }
+}
+
+/// Of short steps, whose packs are no more than [`MOST_PACKS`].
+fn cut_of(first: u32, packs: u32) -> u32 {
+    (first & 0xffff) | (packs << 16)
 }
 
 /// Where the leaves of the balanced tree over `leaves` operands stand in the complete tree over `room`: a node with m

@@ -1,6 +1,6 @@
 //! Rows of tables in the form for unrolled loops, spread over blocks (`cuda/spread.cuh`).
 
-use super::Unrolled;
+use super::{Unrolled, MOST_PACKS};
 use crate::lane::{longest_piece, Fan};
 use crate::launch::*;
 
@@ -31,7 +31,8 @@ impl<F: Fan> Unrolled<F> {
         if words > step.squares_half_bytes / 8 || !self.sums_first() {
             return None;
         }
-        let units = hand_out(longest, plain && self.is_short());
+        let short = plain && self.is_short() && packs <= MOST_PACKS;
+        let units = hand_out(longest, short);
         // It keeps `row_magic` exact: that is less than `row` too large for units below 2^32 / row.
         if rows * units.row * units.row >= 1 << 32 {
             return None;
@@ -114,7 +115,7 @@ mod tests {
                         assert!(words > 1 << 16 || row(longest) >= 1 << 15, "{packs} {rows}");
                         continue;
                     };
-                    assert!(words <= 1 << 16 && args.straight == 1);
+                    assert!(words <= 1 << 16 && args.straight == u16::from(packs <= MOST_PACKS));
                     assert_eq!((args.step.rows, args.step.call), (rows, step.call), "its own step");
                     let (widest, magic) =
                         (u64::from(args.step.row_units), u64::from(args.step.row_magic));
