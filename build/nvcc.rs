@@ -8,8 +8,8 @@ use std::process::Command;
 use std::{env, fs, io};
 
 /// Each row is compiled to PTX for the first, once, and from that to machine code for the others. Compiling to PTX is the
-/// slow part. The sources ask for the architecture once: GPUs from 9.0 on can start a kernel before the one ahead of it has
-/// ended (`after_predecessor` in `cuda/dev_gpu.cuh`). `scripts/check-kernels` reads this table.
+/// slow part. The sources ask for the architecture where GPUs from 9.0 on can do more: start a kernel before the one ahead of it
+/// has ended, and clusters (`cuda/dev_gpu.cuh`). `scripts/check-kernels` reads this table.
 const FAMILIES: [(&str, &[&str]); 2] = [("80", &["80", "86", "89"]), ("90", &["90", "100", "120"])];
 
 /// An empty file, which says at run time that there was no compiler.

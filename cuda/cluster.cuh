@@ -8,21 +8,21 @@
 //   nobody waits any more by the time that it has a sum.
 // - Behind the last one. From there on nobody stores, so that a block may end whatever the others do.
 // A block that is refused or has waited in vain takes part in both: others would wait for it, and one that has ended
-// must not be stored to. Its squares are NaN. So no block norms with what a launch before has left in shared memory:
-// what it writes is NaN, until the failed block fills everything (end_failed).
+// must not be stored to. It tells them that squares will not come, so that no block norms with what a launch before has
+// left in shared memory: the others have failed then as well.
 //
 // Neither meeting has a deadline, and needs none. The blocks of a cluster start together; none waits for another before
 // it has arrived; and whatever else a block waits for ends by itself.
 #ifndef PEERLANE_CLUSTER_CUH
 #define PEERLANE_CLUSTER_CUH
 
-#include "dtype.cuh"
+#include "spread.cuh"
 
 namespace PL_NAMESPACE {
 
 // Stores the squares of a pack of this block's row, behind the first meeting.
 PL_FN void tell_cluster_if(uint32_t on, const pl_step& a, uint32_t pack, bool ok, float squares) {
-  dev::keep_square_in_cluster_if(on, a.cluster, pack, ok ? squares : dev::bit_cast<float>(0x7fffffffu));
+  dev::keep_square_in_cluster_if(on, a.cluster, pack, ok ? squares : dev::bit_cast<float>(NO_SQUARES));
 }
 
 // What a block does that is refused: `pack` is one of its packs.

@@ -26,11 +26,11 @@
 //   ROWS_AT_ONCE WORDS_AT_ONCE lanes_to_groups sum_of_groups   the same sum where a row's items are not one block's;
 //                          how many pairs of words a lane's thread asks for at once
 //   keep kept KEEPERS WARP   packs of a block by number and thread; what a block has a multiple of
-//   keep_square_if kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's;
+//   keep_square_if kept_squares MOST_SQUARES ROW_PACKS   sums of squares of a row's packs, where it is one block's or
+//                          one cluster's;
 //                          how many packs of a unit a thread then has
-//   CLUSTERS cluster_arrive cluster_publish cluster_wait keep_square_in_cluster_if   blocks that were launched
-//   together:
-//                          whether there are any; two halves of a barrier; the squares in each one's memory
+//   CLUSTERS cluster_arrive cluster_publish cluster_wait keep_square_in_cluster_if   whether blocks may be launched
+//                          together; two halves of a barrier; a square into each one's memory
 //   prefetch               a line that is going to be read
 //   after_predecessor      (on a GPU alone) what a kernel begins with
 //   local_* enter leave claim count_in count_out arrive_in_order   words of the rank's own memory that its blocks (and

@@ -231,8 +231,8 @@ PL_FN float sum_of_groups(uint32_t row, uint32_t set) {
   return x[0];
 }
 
-// Sums of squares of packs where a row is one block's, for any thread to have once a barrier has put them there. An odd
-// number of them is followed by a 0.
+// Sums of squares of packs where a row is one block's or one cluster's, for any thread to have once a barrier has put
+// them there. An odd number of them is followed by a 0.
 constexpr uint32_t MOST_SQUARES = 1024, ROW_PACKS = 4;
 constexpr uint32_t MOST_IN_CLUSTER = 8;  // what every GPU that has clusters takes
 PL_FN float2* pairs_of_squares() {

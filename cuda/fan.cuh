@@ -32,29 +32,27 @@ constexpr bool one_line(uint64_t from, uint64_t to) {
          line_of(FIRST_ARGUMENT_100, from) == line_of(FIRST_ARGUMENT_100, to);
 }
 static_assert(one_line(0, offsetof(pl_step, geo.flag_chunks)), "the first line");
-static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_1, phase[0].own_cut) - 1), "the second");
+static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_1, phase[0].own_piece) - 1), "the second");
 // And what loads come from in two phases of up to eight ranks.
 static_assert(one_line(offsetof(pl_step, host_staged), offsetof(pl_unrolled_7, phase[0].present) - 1), "the same one");
 
-// Fetches the further lines that a sum's phases need, while there is nothing else to do: later each of them is a wait.
+// Fetches the further lines that a short sum's phases need, while there is nothing else to do: later each of them is a
+// wait. A word in each: where lines begin elsewhere the steps still meet them all, but for the last.
 template <uint32_t K, uint32_t PHASES>
 PL_FN void fetch_arguments(const typename Fan<K>::Args& u) {
   using Args = typename Fan<K>::Args;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  constexpr uint64_t FIRST = FIRST_ARGUMENT_100;
-#else
-  constexpr uint64_t FIRST = FIRST_ARGUMENT_90;
-#endif
-  constexpr uint64_t FROM = (line_of(FIRST, offsetof(Args, widest)) + 1) * LINE - FIRST;
-  constexpr uint64_t TO = PHASES == 1 ? offsetof(Args, phase[0].copy_cut) : offsetof(Args, phase[1].send_first);
-  // What is behind the cuts of the first phase is for steps that are not short.
-  constexpr uint64_t SKIP = offsetof(Args, phase[0].copy_cut), GO_ON = offsetof(Args, phase[1]);
-  static_assert(FROM % 8 == 0 && TO + 8 <= sizeof(Args), "whole words of the arguments");
+  constexpr uint64_t FROM = (line_of(FIRST_ARGUMENT_90, offsetof(Args, widest)) + 1) * LINE - FIRST_ARGUMENT_90;
+  constexpr uint64_t PLACES_END = offsetof(Args, phase[0].at) + sizeof(Args::phase[0].at);
+  constexpr uint64_t TO = PHASES == 1 ? PLACES_END : offsetof(Args, phase[1].send_first);
+  // What is behind the first phase's pieces is for steps that are not short.
+  constexpr uint64_t SKIP = offsetof(Args, phase[0].copy_piece), GO_ON = offsetof(Args, phase[1]);
+  static_assert(FROM % 8 == 0, "whole words of the arguments");
   if constexpr (FROM < TO) {
-    uint64_t words = 0;
+    const auto* words_of = reinterpret_cast<const uint64_t*>(&u);
+    uint64_t words = words_of[(TO - 1) / 8];
     PL_EACH
     for (uint64_t at = FROM; at < TO; at += LINE)
-      if (at < SKIP || at + LINE > GO_ON) words ^= reinterpret_cast<const uint64_t*>(&u)[at / 8];
+      if (at < SKIP || at + LINE > GO_ON) words ^= words_of[at / 8];
     dev::need(words);
   }
 }

@@ -232,8 +232,9 @@ enum pl_unrolled_fold {
   PL_FOLD_COPIES = 2 /* each operand is the result of its piece */
 };
 /* What a short step reads before it does anything else: its own piece, and the one of each send; first | packs << 16,
- * as in send_first and the others. With two sends and more it stands first, in the line of what stands before it. */
-#define PL_CUTS(K) uint32_t own_cut, send_cut[K];
+ * as in send_first and the others. With three sends and more it comes first, in the line of what stands before it. With
+ * one the addresses do: one phase needs nothing else. */
+#define PL_PIECES(K) uint32_t own_piece, send_piece[K];
 #define PL_PLACES(K)                                                                                               \
   uint32_t present, remote; /* PL_FOLD_SUM: a bit per leaf of the complete tree; not remote is the rank's input */ \
   uint64_t to[K];           /* where a send goes: the address of the slot in the first half, in the peer's slab */ \
@@ -242,7 +243,7 @@ enum pl_unrolled_fold {
   typedef struct {                                                                                                    \
     FIRST(K)                                                                                                          \
     THEN(K)                                                                                                           \
-    uint32_t copy_cut[K];                              /* of short steps: the pieces that are copied, likewise */     \
+    uint32_t copy_piece[K];                            /* of short steps: the pieces that are copied, likewise */     \
     uint32_t send_first[K], send_packs[K];             /* the piece, in the tile; 0 packs where there is no send */   \
     uint32_t item_first[(K) + 1], item_packs[(K) + 1]; /* likewise of operands */                                     \
     uint32_t fold;                                     /* pl_unrolled_fold */                                         \
@@ -254,14 +255,14 @@ enum pl_unrolled_fold {
     pl_step step;                                                                                                     \
     uint16_t phases;                                                                                                  \
     uint16_t straight; /* 1: a sum in one phase, or by reduce-scatter and all-gather, a pack of each piece per thread \
-                          at most; rows: with a kernel of its own, see cuda/straight_rows.cuh */                      \
+                          at most, and at most 65535 packs; rows: with a kernel of its own, cuda/straight_rows.cuh */ \
     uint32_t widest;   /* packs of the longest piece */                                                               \
     pl_unrolled_phase_##K phase[PL_UNROLLED_PHASES];                                                                  \
   } pl_unrolled_##K;
-PL_UNROLLED(1, PL_PLACES, PL_CUTS)
-PL_UNROLLED(3, PL_CUTS, PL_PLACES)
-PL_UNROLLED(7, PL_CUTS, PL_PLACES)
-PL_UNROLLED(15, PL_CUTS, PL_PLACES)
+PL_UNROLLED(1, PL_PLACES, PL_PIECES)
+PL_UNROLLED(3, PL_PIECES, PL_PLACES)
+PL_UNROLLED(7, PL_PIECES, PL_PLACES)
+PL_UNROLLED(15, PL_PIECES, PL_PLACES)
 
 /* What a launch of the probe measures; see cuda/probe.cuh. */
 enum pl_probe_what {

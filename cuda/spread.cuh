@@ -4,6 +4,7 @@
 // rows are handed out over all blocks, and what the packs of a row have in common, the sum of their squares, the blocks
 // tell each other: whoever has r of a pack posts its sum of squares, a float, and every block that has packs of a row
 // gathers the floats of all its packs and adds them in the order of add_rms_norm.cuh. Until then r stays in registers.
+// (Where a row's blocks are a cluster, they have them through shared memory: cluster.cuh.)
 //
 // The floats lie in the rank's own memory (pl_step.squares), a word of 64 bits each: the float, and above it the low
 // half of the epoch as its tag. Why that is right:
@@ -24,17 +25,23 @@
 
 namespace PL_NAMESPACE {
 
+// A division by `row_units`; the host has seen to it that it is exact.
+PL_FN uint32_t row_of(const pl_step& a, uint32_t unit) {
+  return a.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * a.row_magic >> 32);
+}
+
 // Which packs this thread takes. A unit is pack j of every piece of a row; units are numbered row after row, and a
 // block has a run of them, so that it has to do with few rows. A row may have more numbers than units: then it begins
 // with a block.
 struct Units {
-  uint32_t widest, row_units, magic;
+  const pl_step& step;
+  uint32_t widest, row_units;
   uint32_t begin, end;  // of this block
   uint32_t row, first;  // this thread's first unit: pack `first` of row `row`
   bool alone;           // no thread of the block has another; after two phases their packs fit what the block keeps
 
   template <class Args>
-  PL_FN Units(const Step& s, const Args& u) : widest(u.widest), row_units(u.step.row_units), magic(u.step.row_magic) {
+  PL_FN Units(const Step& s, const Args& u) : step(u.step), widest(u.widest), row_units(u.step.row_units) {
     const uint32_t all = uint32_t(s.rows) * row_units;
     begin = dev::block() * u.step.block_units;
     begin = begin < all ? begin : all;
@@ -44,8 +51,7 @@ struct Units {
     alone = end - begin <= dev::threads() && (u.phases == 1 || end - begin <= dev::KEEPERS);
   }
 
-  // A division by `row_units`; the host has seen to it that it is exact.
-  PL_FN uint32_t row_of(uint32_t unit) const { return magic == 0 ? unit : uint32_t(uint64_t(unit) * magic >> 32); }
+  PL_FN uint32_t row_of(uint32_t unit) const { return PL_NAMESPACE::row_of(step, unit); }
   PL_FN bool none() const { return begin == end; }
   PL_FN bool any(uint32_t) const { return begin + dev::tid() < end && first < widest; }
   PL_FN bool once(uint32_t) const { return alone; }
@@ -61,6 +67,9 @@ struct Units {
     return true;
   }
 };
+
+// In the place of a pack's squares, that they will not come: a NaN that no arithmetic makes of 16-bit floats.
+constexpr uint32_t NO_SQUARES = 0x7fc0dead;
 
 // The packs of rows between the sum and the norm.
 template <class D>
@@ -136,17 +145,20 @@ struct SpreadRows {
                          [&](uint32_t row, uint32_t lane, float(&x)[2]) { ok = ok && lanes(from + row, lane, x); });
     return !dev::any_of(threads, !ok);
   }
-  // The same of one row whose squares stand in this block's shared memory.
-  PL_FN void add_kept(uint32_t threads) {
+  // The same of one row whose squares stand in this block's shared memory. False if one of them is NO_SQUARES.
+  PL_FN bool gather_kept(uint32_t threads) {
+    bool missing = false;
     dev::lanes_to_groups(threads, 1, 0, [&](uint32_t, uint32_t lane, float(&x)[2]) {
       add_lanes(lane, x, [&](uint32_t p, uint32_t(&w)[AT_ONCE][2]) {
         PL_EACH
-        for (uint32_t k = 0; k < AT_ONCE; ++k)
+        for (uint32_t k = 0; k < AT_ONCE; ++k) {
           if (p + k * dev::LANES < s.packs) dev::kept_squares(p + k * dev::LANES, w[k]);
+          missing = missing || w[k][0] == NO_SQUARES || w[k][1] == NO_SQUARES;
+        }
         return true;
       });
     });
-    dev::any_of(threads, false);
+    return !dev::any_of(threads, missing);
   }
   // The neighbour there that an odd row's last pack does not have.
   PL_FN void keep_no_neighbour() {

@@ -40,10 +40,10 @@ PL_COLD uint64_t look_or_give_up(const typename Fan<K>::Args& u, uint64_t epoch,
   return GAVE_UP;
 }
 
-// Where a piece begins, and how long it is: two of them in a line less of arguments than as words.
-struct Cut {
+// A piece of a short step, from one word (PL_PIECES in launch.h).
+struct Piece {
   uint32_t first, packs;
-  explicit PL_FN Cut(uint32_t word) : first(word & 0xffff), packs(word >> 16) {}
+  explicit PL_FN Piece(uint32_t word) : first(word & 0xffff), packs(word >> 16) {}
 };
 
 template <class D, class P, uint32_t K>
@@ -246,36 +246,36 @@ struct Straight {
   // two phases: each piece to its owners, the sum of the own one to those who need it, theirs from them.
   PL_FN void load_two() {
     const Phase& ph = u.phase[0];
-    recall_early(j < Cut(ph.send_cut[0]).packs);
+    recall_early(j < Piece(ph.send_piece[0]).packs);
     PL_EACH
     for (uint32_t k = 0; k < K; ++k) {
-      const Cut cut(ph.send_cut[k]);
-      dev::pack_load_if(j < cut.packs, sent[k], input(cut.first));
+      const Piece piece(ph.send_piece[k]);
+      dev::pack_load_if(j < piece.packs, sent[k], input(piece.first));
     }
-    const Cut own(ph.own_cut);
+    const Piece own(ph.own_piece);
     dev::pack_load_if(j < own.packs, mine, input(own.first));
   }
   PL_FN bool run_two() {
     const Phase &scatter = u.phase[0], &collect = u.phase[1];
     find_place();
-    recall(0, [&](uint32_t k) { return j < Cut(scatter.send_cut[k]).packs; });
-    recall_seen(scatter, j < Cut(scatter.own_cut).packs ? scatter.remote : 0);
+    recall(0, [&](uint32_t k) { return j < Piece(scatter.send_piece[k]).packs; });
+    recall_seen(scatter, j < Piece(scatter.own_piece).packs ? scatter.remote : 0);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) post_if(j < Cut(scatter.send_cut[k]).packs, scatter, 0, k, legal(sent[k]));
-    recall(K, [&](uint32_t k) { return j < Cut(collect.send_cut[k]).packs; });
+    for (uint32_t k = 0; k < K; ++k) post_if(j < Piece(scatter.send_piece[k]).packs, scatter, 0, k, legal(sent[k]));
+    recall(K, [&](uint32_t k) { return j < Piece(collect.send_piece[k]).packs; });
     land();
-    const bool owns = j < Cut(scatter.own_cut).packs;
+    const bool owns = j < Piece(scatter.own_piece).packs;
     const uint32_t parts = owns ? scatter.remote : 0;
     dev::Raw total;
     if (PL_UNLIKELY(!sum(scatter, parts, total))) return false;
     const dev::Raw words = legal(total);
     uint32_t theirs = 0;
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) theirs |= uint32_t(j < Cut(collect.copy_cut[k]).packs) << k;
+    for (uint32_t k = 0; k < K; ++k) theirs |= uint32_t(j < Piece(collect.copy_piece[k]).packs) << k;
     recall_seen(collect, theirs);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) post_if(j < Cut(collect.send_cut[k]).packs, collect, K, k, words);
-    dev::pack_store_if(owns, output(Cut(scatter.own_cut).first), total);
+    for (uint32_t k = 0; k < K; ++k) post_if(j < Piece(collect.send_piece[k]).packs, collect, K, k, words);
+    dev::pack_store_if(owns, output(Piece(scatter.own_piece).first), total);
     rearm<LEAVES>(scatter, parts);
     s.phase = 1;
     dev::Raw raw[K];
@@ -284,7 +284,8 @@ struct Straight {
     for (uint32_t w = 0; w < WORDS; ++w) *raw[k].words(w) = 0;
     if (PL_UNLIKELY(!gather(collect, theirs, raw))) return false;
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) dev::pack_store_if(bit(theirs, k), output(Cut(collect.copy_cut[k]).first), raw[k]);
+    for (uint32_t k = 0; k < K; ++k)
+      dev::pack_store_if(bit(theirs, k), output(Piece(collect.copy_piece[k]).first), raw[k]);
     rearm<K>(collect, theirs);
     return true;
   }

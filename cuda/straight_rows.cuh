@@ -10,7 +10,8 @@
 // A launch of one phase has a warp more per block than it has work for. That warp has no pack and waits for nothing, so
 // it is ahead of the others while they wait, and the instructions that they need next are there: fetched by each launch
 // anew, they cost more than executing them. Between the entry and the end it takes part in no barrier (dev::any_of), or
-// it would wait too.
+// it would wait too. Where the blocks are a cluster it takes part in both of their meetings, and is ahead only between
+// them.
 #ifndef PEERLANE_STRAIGHT_ROWS_CUH
 #define PEERLANE_STRAIGHT_ROWS_CUH
 
@@ -23,11 +24,6 @@ namespace PL_NAMESPACE {
 
 // Threads for so many units: whole warps.
 PL_FN uint32_t warps_of(uint32_t units) { return (units + dev::WARP - 1) / dev::WARP * dev::WARP; }
-
-template <class Args>
-PL_FN uint32_t row_of(const Args& u, uint32_t unit) {
-  return u.step.row_magic == 0 ? unit : uint32_t(uint64_t(unit) * u.step.row_magic >> 32);
-}
 
 PL_FN const char* pack_at(const void* of, uint64_t pack) { return static_cast<const char*>(of) + pack * PL_PACK_BYTES; }
 
@@ -46,7 +42,7 @@ struct StraightSpread {
   PL_FN StraightSpread(Step& step, const typename Fan<K>::Args& args)
       : s(step),
         u(args),
-        row(row_of(args, dev::block() * args.step.block_units)),
+        row(row_of(args.step, dev::block() * args.step.block_units)),
         steps(step, args, pack(), row * args.widest, row * uint32_t(step.packs)),
         rows(step) {}
 
@@ -88,15 +84,15 @@ struct StraightSpread {
                    workers = least < dev::LANE_THREADS ? dev::LANE_THREADS : least;
     if constexpr (CLUSTER) {
       dev::cluster_wait();
-      if (dev::tid() < workers) rows.add_kept(workers);
+      if (dev::tid() < workers && PL_UNLIKELY(!rows.gather_kept(workers))) return false;
     } else if (dev::tid() < workers && PL_UNLIKELY(!rows.gather(ok, row, 1, 0, workers))) {
       return false;
     }
-    // The warp without packs was not at that barrier, and may read groups that are not there yet: it is here for the
-    // instructions alone, and stores nothing of what it makes of them.
+    // The warp without packs was not at the last barrier, and may read groups that are not there yet: it is here for
+    // the instructions alone, and stores nothing of what it makes of them.
     scale_words<D>(r, rows.scale(0, 0), gamma, s.a.weight_bias, normed);
     dev::pack_store_if(here, steps.output(0), normed);
-    return ok;
+    return true;
   }
 };
 
@@ -132,7 +128,7 @@ struct StraightRow {
         row(dev::block()),
         group(dev::in_register(group_of(args.step.block_units))),
         unit(dev::in_register(unit_of(args.step.block_units))),
-        sums(step, args, adds() ? unit : ~0u, row * Cut(args.phase[0].own_cut).packs, row * uint32_t(step.packs)),
+        sums(step, args, adds() ? unit : ~0u, row * Piece(args.phase[0].own_piece).packs, row * uint32_t(step.packs)),
         rows(step) {}
 
   static PL_FN uint32_t group_of(uint32_t units) {
@@ -152,28 +148,28 @@ struct StraightRow {
   PL_FN uint32_t place(uint32_t i) const { return group * EACH + i; }
   PL_FN bool own(uint32_t i) const { return i == EACH - 1 && adds(); }
 
-  PL_FN Cut summed() const { return Cut(u.phase[0].own_cut); }
-  PL_FN Cut input(uint32_t i) const { return own(i) ? summed() : Cut(u.phase[0].send_cut[place(i)]); }
-  PL_FN Cut result(uint32_t i) const { return own(i) ? summed() : Cut(u.phase[1].copy_cut[place(i)]); }
-  PL_FN uint64_t in_tile(const Cut& cut) const { return row * uint32_t(s.packs) + cut.first + unit; }
-  PL_FN char* at(uint64_t slot, const Cut& cut) const {
-    return reinterpret_cast<char*>(slot + Steps::place_of(s, row * cut.packs + unit));
+  PL_FN Piece summed() const { return Piece(u.phase[0].own_piece); }
+  PL_FN Piece input(uint32_t i) const { return own(i) ? summed() : Piece(u.phase[0].send_piece[place(i)]); }
+  PL_FN Piece result(uint32_t i) const { return own(i) ? summed() : Piece(u.phase[1].copy_piece[place(i)]); }
+  PL_FN uint64_t in_tile(const Piece& piece) const { return row * uint32_t(s.packs) + piece.first + unit; }
+  PL_FN char* at(uint64_t slot, const Piece& piece) const {
+    return reinterpret_cast<char*>(slot + Steps::place_of(s, row * piece.packs + unit));
   }
 
   PL_FN void load() {
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {
-      const Cut cut = input(i);
-      dev::pack_load_if(unit < cut.packs, sent[i], pack_at(s.a.input, in_tile(cut)));
+      const Piece piece = input(i);
+      dev::pack_load_if(unit < piece.packs, sent[i], pack_at(s.a.input, in_tile(piece)));
     }
   }
 
   PL_FN void send() {
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {
-      const Cut cut = input(i);
+      const Piece piece = input(i);
       const uint32_t k = own(i) ? 0 : place(i);
-      dev::post_4x32_if(unit < cut.packs && !own(i), at(u.phase[0].to[k], cut), Steps::legal(sent[i]).words(0));
+      dev::post_4x32_if(unit < piece.packs && !own(i), at(u.phase[0].to[k], piece), Steps::legal(sent[i]).words(0));
     }
     land_rearmed(s);
   }
@@ -188,7 +184,7 @@ struct StraightRow {
     if (PL_UNLIKELY(!sums.sum(scatter, parts, total))) return false;
     const dev::Raw words = Steps::legal(total);
     PL_EACH
-    for (uint32_t k = 0; k < K; ++k) sums.post_if(sums.j < Cut(collect.send_cut[k]).packs, collect, K, k, words);
+    for (uint32_t k = 0; k < K; ++k) sums.post_if(sums.j < Piece(collect.send_piece[k]).packs, collect, K, k, words);
     sums.template rearm<LEAVES>(scatter, parts);
     return true;
   }
@@ -225,13 +221,13 @@ struct StraightRow {
     char* slots[EACH];
     PL_EACH
     for (uint32_t i = 0; i < EACH; ++i) {
-      const Cut cut = result(i);
-      const bool here = unit < cut.packs && ok;
-      dev::pack_load_if(here, residual[i], pack_at(s.a.residual, in_tile(cut)));
-      dev::pack_load_if(here, gamma[i], pack_at(s.a.gamma, cut.first + unit));
+      const Piece piece = result(i);
+      const bool here = unit < piece.packs && ok;
+      dev::pack_load_if(here, residual[i], pack_at(s.a.residual, in_tile(piece)));
+      dev::pack_load_if(here, gamma[i], pack_at(s.a.gamma, piece.first + unit));
       has |= uint32_t(here) << i;
       wanted |= uint32_t(here && !own(i)) << i;
-      slots[i] = at(u.phase[1].at[own(i) ? 0 : place(i)], cut);
+      slots[i] = at(u.phase[1].at[own(i) ? 0 : place(i)], piece);
     }
     if (PL_UNLIKELY(!gather(wanted, slots, raw))) {
       ok = false;
@@ -249,7 +245,7 @@ struct StraightRow {
     if (dev::tid() < workers()) {
       // The barrier that the squares need besides.
       if (PL_UNLIKELY(dev::any_of(workers(), !ok))) return false;
-      rows.add_kept(workers());
+      rows.gather_kept(workers());
     }
     const float scale = rows.scale(0, 0);
     PL_EACH

@@ -363,7 +363,7 @@ PL_COLD void fail_unrolled(const typename Fan<K>::Args& u, uint64_t epoch, uint3
   if constexpr (ROWS && PHASES == 1)
     if (epoch == 0 && dev::CLUSTERS && u.step.cluster != 0) {
       const uint32_t first = dev::block() * u.step.block_units;
-      refuse_in_cluster(u.step, first - row_of(u, first) * u.step.row_units);
+      refuse_in_cluster(u.step, first - row_of(u.step, first) * u.step.row_units);
     }
   Step s(u.step, (ROWS ? u.step.width : u.step.count) / elements<D>(), ROWS ? u.step.rows : 0);
   Unrolled<D, P, K, PHASES, ROWS>(s, u).fill_own();
@@ -424,7 +424,8 @@ PL_FN void all_reduce_add_rms_norm_unrolled(const typename Fan<K>::Args& u) {
 // Where the host says so; sums by sentinel alone.
 template <class D, uint32_t K, uint32_t PHASES, bool CLUSTER = false>
 PL_FN void all_reduce_add_rms_norm_straight(const typename Fan<K>::Args& u) {
-  if constexpr (CLUSTER && !dev::CLUSTERS) return;  // the host has no such kernel where there are none
+  if constexpr (CLUSTER && !dev::CLUSTERS)
+    return;  // empty on GPUs without them; the host never launches it (cluster.rs)
   Step s(u.step, u.step.width / elements<D>(), u.step.rows);
   typename StraightRowsOf<D, K, PHASES, CLUSTER>::Type steps(s, u);
   steps.load();

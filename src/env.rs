@@ -44,6 +44,9 @@ pub struct Env {
     /// `PEERLANE_PROGRAMMATIC`: `0` never lets a kernel of a graph start while the library's kernel before it still runs; by
     /// default it may where the GPU can (compute capability 9.0 and newer).
     pub programmatic: Option<bool>,
+    /// `PEERLANE_CLUSTERS`: `0` never launches the blocks of a fused row as a cluster; by default they are where the GPU can
+    /// (compute capability 9.0 and newer) and there is room for it.
+    pub clusters: Option<bool>,
     /// `PEERLANE_CACHE_DIR`: where verdicts on lanes are kept; default `$XDG_CACHE_HOME/peerlane`, else
     /// `$HOME/.cache/peerlane`.
     pub cache_dir: Option<PathBuf>,
@@ -149,6 +152,7 @@ impl Env {
                 text("PEERLANE_PROGRAMMATIC"),
                 parse_flag,
             )?,
+            clusters: parsed("PEERLANE_CLUSTERS", text("PEERLANE_CLUSTERS"), parse_flag)?,
             cache_dir: text("PEERLANE_CACHE_DIR").map(PathBuf::from),
             xdg_cache_home: text("XDG_CACHE_HOME").map(PathBuf::from),
             home: text("HOME").map(PathBuf::from),
@@ -278,6 +282,7 @@ mod tests {
             ("PEERLANE_CHECK", "yes"),
             ("PEERLANE_NUMA", "2"),
             ("PEERLANE_PROGRAMMATIC", "yes"),
+            ("PEERLANE_CLUSTERS", "no"),
             ("PEERLANE_DISABLE", "on"),
             ("PEERLANE_NCCL_BYTES", "8:1M,2:4M"),
             ("PEERLANE_NCCL_BYTES", "two:1M"),

@@ -441,9 +441,9 @@ pub struct pl_unrolled_phase_1 {
     pub remote: u32,
     pub to: [u64; 1usize],
     pub at: [u64; 2usize],
-    pub own_cut: u32,
-    pub send_cut: [u32; 1usize],
-    pub copy_cut: [u32; 1usize],
+    pub own_piece: u32,
+    pub send_piece: [u32; 1usize],
+    pub copy_piece: [u32; 1usize],
     pub send_first: [u32; 1usize],
     pub send_packs: [u32; 1usize],
     pub item_first: [u32; 2usize],
@@ -465,12 +465,12 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_phase_1, to) - 8usize];
     ["Offset of field: pl_unrolled_phase_1::at"]
         [::std::mem::offset_of!(pl_unrolled_phase_1, at) - 16usize];
-    ["Offset of field: pl_unrolled_phase_1::own_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, own_cut) - 32usize];
-    ["Offset of field: pl_unrolled_phase_1::send_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, send_cut) - 36usize];
-    ["Offset of field: pl_unrolled_phase_1::copy_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_1, copy_cut) - 40usize];
+    ["Offset of field: pl_unrolled_phase_1::own_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, own_piece) - 32usize];
+    ["Offset of field: pl_unrolled_phase_1::send_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, send_piece) - 36usize];
+    ["Offset of field: pl_unrolled_phase_1::copy_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_1, copy_piece) - 40usize];
     ["Offset of field: pl_unrolled_phase_1::send_first"]
         [::std::mem::offset_of!(pl_unrolled_phase_1, send_first) - 44usize];
     ["Offset of field: pl_unrolled_phase_1::send_packs"]
@@ -514,13 +514,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_3 {
-    pub own_cut: u32,
-    pub send_cut: [u32; 3usize],
+    pub own_piece: u32,
+    pub send_piece: [u32; 3usize],
     pub present: u32,
     pub remote: u32,
     pub to: [u64; 3usize],
     pub at: [u64; 4usize],
-    pub copy_cut: [u32; 3usize],
+    pub copy_piece: [u32; 3usize],
     pub send_first: [u32; 3usize],
     pub send_packs: [u32; 3usize],
     pub item_first: [u32; 4usize],
@@ -534,10 +534,10 @@ pub struct pl_unrolled_phase_3 {
 const _: () = {
     ["Size of pl_unrolled_phase_3"][::std::mem::size_of::<pl_unrolled_phase_3>() - 160usize];
     ["Alignment of pl_unrolled_phase_3"][::std::mem::align_of::<pl_unrolled_phase_3>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_3::own_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, own_cut) - 0usize];
-    ["Offset of field: pl_unrolled_phase_3::send_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, send_cut) - 4usize];
+    ["Offset of field: pl_unrolled_phase_3::own_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, own_piece) - 0usize];
+    ["Offset of field: pl_unrolled_phase_3::send_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, send_piece) - 4usize];
     ["Offset of field: pl_unrolled_phase_3::present"]
         [::std::mem::offset_of!(pl_unrolled_phase_3, present) - 16usize];
     ["Offset of field: pl_unrolled_phase_3::remote"]
@@ -546,8 +546,8 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_phase_3, to) - 24usize];
     ["Offset of field: pl_unrolled_phase_3::at"]
         [::std::mem::offset_of!(pl_unrolled_phase_3, at) - 48usize];
-    ["Offset of field: pl_unrolled_phase_3::copy_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_3, copy_cut) - 80usize];
+    ["Offset of field: pl_unrolled_phase_3::copy_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_3, copy_piece) - 80usize];
     ["Offset of field: pl_unrolled_phase_3::send_first"]
         [::std::mem::offset_of!(pl_unrolled_phase_3, send_first) - 92usize];
     ["Offset of field: pl_unrolled_phase_3::send_packs"]
@@ -591,13 +591,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_7 {
-    pub own_cut: u32,
-    pub send_cut: [u32; 7usize],
+    pub own_piece: u32,
+    pub send_piece: [u32; 7usize],
     pub present: u32,
     pub remote: u32,
     pub to: [u64; 7usize],
     pub at: [u64; 8usize],
-    pub copy_cut: [u32; 7usize],
+    pub copy_piece: [u32; 7usize],
     pub send_first: [u32; 7usize],
     pub send_packs: [u32; 7usize],
     pub item_first: [u32; 8usize],
@@ -611,10 +611,10 @@ pub struct pl_unrolled_phase_7 {
 const _: () = {
     ["Size of pl_unrolled_phase_7"][::std::mem::size_of::<pl_unrolled_phase_7>() - 328usize];
     ["Alignment of pl_unrolled_phase_7"][::std::mem::align_of::<pl_unrolled_phase_7>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_7::own_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, own_cut) - 0usize];
-    ["Offset of field: pl_unrolled_phase_7::send_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, send_cut) - 4usize];
+    ["Offset of field: pl_unrolled_phase_7::own_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, own_piece) - 0usize];
+    ["Offset of field: pl_unrolled_phase_7::send_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, send_piece) - 4usize];
     ["Offset of field: pl_unrolled_phase_7::present"]
         [::std::mem::offset_of!(pl_unrolled_phase_7, present) - 32usize];
     ["Offset of field: pl_unrolled_phase_7::remote"]
@@ -623,8 +623,8 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_phase_7, to) - 40usize];
     ["Offset of field: pl_unrolled_phase_7::at"]
         [::std::mem::offset_of!(pl_unrolled_phase_7, at) - 96usize];
-    ["Offset of field: pl_unrolled_phase_7::copy_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_7, copy_cut) - 160usize];
+    ["Offset of field: pl_unrolled_phase_7::copy_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_7, copy_piece) - 160usize];
     ["Offset of field: pl_unrolled_phase_7::send_first"]
         [::std::mem::offset_of!(pl_unrolled_phase_7, send_first) - 188usize];
     ["Offset of field: pl_unrolled_phase_7::send_packs"]
@@ -668,13 +668,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct pl_unrolled_phase_15 {
-    pub own_cut: u32,
-    pub send_cut: [u32; 15usize],
+    pub own_piece: u32,
+    pub send_piece: [u32; 15usize],
     pub present: u32,
     pub remote: u32,
     pub to: [u64; 15usize],
     pub at: [u64; 16usize],
-    pub copy_cut: [u32; 15usize],
+    pub copy_piece: [u32; 15usize],
     pub send_first: [u32; 15usize],
     pub send_packs: [u32; 15usize],
     pub item_first: [u32; 16usize],
@@ -688,10 +688,10 @@ pub struct pl_unrolled_phase_15 {
 const _: () = {
     ["Size of pl_unrolled_phase_15"][::std::mem::size_of::<pl_unrolled_phase_15>() - 656usize];
     ["Alignment of pl_unrolled_phase_15"][::std::mem::align_of::<pl_unrolled_phase_15>() - 8usize];
-    ["Offset of field: pl_unrolled_phase_15::own_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, own_cut) - 0usize];
-    ["Offset of field: pl_unrolled_phase_15::send_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, send_cut) - 4usize];
+    ["Offset of field: pl_unrolled_phase_15::own_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, own_piece) - 0usize];
+    ["Offset of field: pl_unrolled_phase_15::send_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, send_piece) - 4usize];
     ["Offset of field: pl_unrolled_phase_15::present"]
         [::std::mem::offset_of!(pl_unrolled_phase_15, present) - 64usize];
     ["Offset of field: pl_unrolled_phase_15::remote"]
@@ -700,8 +700,8 @@ const _: () = {
         [::std::mem::offset_of!(pl_unrolled_phase_15, to) - 72usize];
     ["Offset of field: pl_unrolled_phase_15::at"]
         [::std::mem::offset_of!(pl_unrolled_phase_15, at) - 192usize];
-    ["Offset of field: pl_unrolled_phase_15::copy_cut"]
-        [::std::mem::offset_of!(pl_unrolled_phase_15, copy_cut) - 320usize];
+    ["Offset of field: pl_unrolled_phase_15::copy_piece"]
+        [::std::mem::offset_of!(pl_unrolled_phase_15, copy_piece) - 320usize];
     ["Offset of field: pl_unrolled_phase_15::send_first"]
         [::std::mem::offset_of!(pl_unrolled_phase_15, send_first) - 380usize];
     ["Offset of field: pl_unrolled_phase_15::send_packs"]

@@ -20,6 +20,7 @@ use graphs::{
     capture, capture_on, foreign, is_chain, is_marked, launch_foreign, replayed, replays_to,
 };
 use peerlane::comm::{Communicator, Config};
+use peerlane::env::Env;
 use peerlane::{Algorithm, DType, Lane, Op, Protocol};
 use rows::{Form, Rows, RowsRank};
 use support::{Case, Rank};
@@ -185,13 +186,17 @@ fn a_small_call_behind_a_large_one_is_chained_if_both_fit() {
     });
 }
 
-/// What a rank's GPU is, its lane, and then the blocks of two rows and of a cluster.
-const CLUSTERS: [(&str, &str, Lane, (u32, u32)); 5] = [
-    ("FAKECUDA_CAPABILITY", "9.0", Lane::Auto, (14, 7)),
-    ("FAKECUDA_CAPABILITY", "12.0", Lane::Auto, (14, 7)),
-    ("FAKECUDA_CAPABILITY", "9.0", Lane::Host, (15, 0)), // a block more for fences
-    ("FAKECUDA_CAPABILITY", "8.9", Lane::Auto, (14, 0)),
-    ("FAKECUDA_PTX_VERSION", "80", Lane::Auto, (14, 0)),
+/// What a rank's GPU is or its environment says, its lane, how many blocks are pinned, and then the blocks of two rows and of a
+/// cluster.
+type Cluster = (&'static str, &'static str, Lane, Option<u32>, (u32, u32));
+const CLUSTERS: [Cluster; 7] = [
+    ("FAKECUDA_CAPABILITY", "9.0", Lane::Auto, Some(16), (14, 7)),
+    ("FAKECUDA_CAPABILITY", "12.0", Lane::Auto, Some(16), (14, 7)),
+    ("FAKECUDA_CAPABILITY", "9.0", Lane::Auto, None, (14, 0)), // no room beside the other rank's calls
+    ("FAKECUDA_CAPABILITY", "9.0", Lane::Host, Some(16), (15, 0)), // a block more for fences
+    ("FAKECUDA_CAPABILITY", "8.9", Lane::Auto, Some(16), (14, 0)),
+    ("FAKECUDA_PTX_VERSION", "80", Lane::Auto, Some(16), (14, 0)),
+    ("PEERLANE_CLUSTERS", "0", Lane::Auto, Some(16), (14, 0)),
 ];
 
 #[test]
@@ -205,9 +210,13 @@ fn the_blocks_of_a_row_start_together_where_they_can_and_find_room() {
         }
         in_child(name, &[KERNELS, (variable, value), ("CLUSTERS_CASE", &at.to_string())], || {
             let case = std::env::var("CLUSTERS_CASE").unwrap().parse::<usize>().unwrap();
-            let (.., lane, expected) = CLUSTERS[case];
+            let (_, _, lane, blocks, expected) = CLUSTERS[case];
             let rows = Rows { rows: 2, width: 7168, dtype: DType::BF16, seed: 1 };
-            let config = Config { lane, ..settled(Protocol::Sentinel) };
+            let look =
+                |name: &str| std::env::var(name).ok().filter(|_| name == "PEERLANE_CLUSTERS");
+            let vars = Config::from_vars(N, &Env::from_lookup(look).unwrap()).unwrap();
+            let config =
+                Config { lane, blocks, clusters: vars.clusters, ..settled(Protocol::Sentinel) };
             let bits = rows.expected(N, &config).unwrap();
             on_ranks(Communicator::create_local(N, &config).unwrap(), |comm| {
                 let rank = RowsRank::new(&comm, 0, 2 * rows.rows * rows.width).unwrap();

@@ -126,6 +126,24 @@ fn sums_have_the_bits_of_the_cpu_wherever_each_ranks_buffers_begin() {
     });
 }
 
+/// Large slabs have room for steps of more packs than the short path takes, which has their places in halves of words.
+#[test]
+fn sums_of_more_packs_than_the_short_path_takes_are_several_steps() {
+    in_child("sums_of_more_packs_than_the_short_path_takes_are_several_steps", &[KERNELS], || {
+        let case = case(DType::BF16, Op::Sum, 1_200_000, 1);
+        let config = Config { slab_bytes: Some(256 << 20), ..staged(3, Algorithm::TwoShot) };
+        let expected = case.expected(3, &config).unwrap();
+        on_ranks(Communicator::create_local(3, &config).unwrap(), |comm| {
+            let rank = Shifted::new(&comm, 0, case.bytes());
+            rank.fill(&case);
+            rank.call(&case, false);
+            assert!(rank.result(&case, false) == expected);
+            drop(rank);
+            comm.destroy().unwrap();
+        });
+    });
+}
+
 fn launch(graph: &GraphExec, stream: &Stream) {
     graph.launch(&context(0).unwrap().enter().unwrap(), stream.as_ref()).unwrap();
 }

@@ -31,7 +31,7 @@ fn any_algorithm(seed: u64) -> Algorithm {
     Algorithm::ALL[(seed % Algorithm::ALL.len() as u64) as usize]
 }
 
-/// Tries seeds until one fails: a wrong bit, or a rank that gives up. The same plans are clean with the safeguard in.
+/// Tries seeds until one fails: a wrong bit, a rank that gives up, or a store to a block that does not run. The same plans are clean with the safeguard in.
 fn caught(name: &str, within: u64, plan_of: impl Fn(u64) -> Plan, sabotage: impl Fn(&mut Plan)) {
     let mut runner = Runner::new();
     for seed in 0..within {
@@ -44,7 +44,9 @@ fn caught(name: &str, within: u64, plan_of: impl Fn(u64) -> Plan, sabotage: impl
         }
         sabotage(&mut plan);
         let complaint = runner.run(&plan).complaint();
-        if let Some(c) = complaint.filter(|c| c.contains("element") || c.contains("gave up")) {
+        if let Some(c) = complaint
+            .filter(|c| ["element", "gave up", "stored to"].iter().any(|what| c.contains(what)))
+        {
             println!("{name}: caught by seed {} of {within}: {}: {c}", seed + 1, plan.name);
             return;
         }

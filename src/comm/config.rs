@@ -20,8 +20,8 @@ const CPU_SLAB: u64 = 16 << 20;
 const CUDA_SLAB: u64 = 32 << 20;
 const SLAB_RANGE: std::ops::RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 
-/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths, the placement, the deadlines
-/// and programmatic launches; creation checks that and names the rank that differs.
+/// How a communicator is made. All ranks must agree on everything but the GPU's number, the paths, the placement, the deadlines,
+/// programmatic launches and clusters; creation checks that and names the rank that differs.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Islands of ranks; `None` takes those that follow from the described box, or one island where none is.
@@ -64,6 +64,9 @@ pub struct Config {
     /// On GPUs from compute capability 9.0 on: a kernel of a graph may start while the library's kernel before it still runs,
     /// and waits for it inside. Whether it does changes no result.
     pub programmatic: bool,
+    /// On the same GPUs: the blocks of a row of the fused operation may start together, as a cluster. Whether they do changes no
+    /// result.
+    pub clusters: bool,
     /// Where rendezvous sockets live, for ids made on behalf of this configuration.
     pub run_dir: Option<PathBuf>,
 }
@@ -98,6 +101,7 @@ impl Config {
             cache_dir: probe::default_dir(env),
             numa: env.numa.unwrap_or(true),
             programmatic: env.programmatic.unwrap_or(true),
+            clusters: env.clusters.unwrap_or(true),
             run_dir: env.run_dir.clone(),
         })
     }

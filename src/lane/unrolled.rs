@@ -13,8 +13,8 @@ pub use spread::{fits_a_cluster, short_row, RowUnits, SQUARES_HALF_BYTES};
 
 const PHASES: usize = PL_UNROLLED_PHASES as usize;
 const RANKS: usize = PL_MAX_RANKS as usize;
-/// Most packs of a tile, or of a row, on the short path: cuts are two halves of a word (`PL_CUTS` in `cuda/launch.h`).
-const MOST_PACKS: u64 = u16::MAX as u64;
+/// Most packs of a tile, or of a row, on the short path: a piece is two halves of a word (`PL_PIECES` in `cuda/launch.h`).
+pub const MOST_PACKS: u64 = u16::MAX as u64;
 
 /// A table in this form, for steps of any size.
 #[derive(Clone, Copy, Debug)]
@@ -212,23 +212,23 @@ impl<F: Fan> Unrolled<F> {
             let phase = self.args.phase(index);
             for k in 0..F::K {
                 (phase.send_first[k], phase.send_packs[k]) = span(self.sends[index][k]);
-                phase.send_cut[k] = cut_of(phase.send_first[k], phase.send_packs[k]);
+                phase.send_piece[k] = piece_of(phase.send_first[k], phase.send_packs[k]);
             }
             for k in 0..=F::K {
                 (phase.item_first[k], phase.item_packs[k]) = span(self.items[index][k]);
             }
             let items = phase.item_first.iter().zip(phase.item_packs.iter());
-            for (copy, (first, packs)) in phase.copy_cut.iter_mut().zip(items) {
-                *copy = cut_of(*first, *packs);
+            for (copy, (first, packs)) in phase.copy_piece.iter_mut().zip(items) {
+                *copy = piece_of(*first, *packs);
             }
-            *phase.own_cut = phase.copy_cut[0];
+            *phase.own_piece = phase.copy_piece[0];
         }
         *self.args.head().widest = longest_piece(table, packs) as u32;
     }
 }
 
-/// Of short steps, whose packs are no more than [`MOST_PACKS`].
-fn cut_of(first: u32, packs: u32) -> u32 {
+/// Meaningless beyond [`MOST_PACKS`], where no step is short.
+fn piece_of(first: u32, packs: u32) -> u32 {
     (first & 0xffff) | (packs << 16)
 }
 
@@ -318,6 +318,13 @@ mod tests {
             assert_eq!(straight(Algorithm::TwoShot, "", n, Some(piece - 1)), vec![0; n]);
             assert_eq!(straight(Algorithm::OneShot, "", n, None), vec![0; n]);
         }
+        let tables = tables(Algorithm::TwoShot, "", 2);
+        let mut form =
+            Unrolled::<pl_unrolled_1>::new(&tables[0], &step(2), Protocol::Sentinel).unwrap();
+        for (packs, short) in [(65535, 1), (65536, 0)] {
+            let args = form.lay_out(&step(2), &tables[0], packs, Some(packs));
+            assert_eq!(args.straight, short, "{packs} packs in halves of words");
+        }
         // A reduce-scatter to an owner in each island, and an all-gather within it.
         assert_eq!(straight(Algorithm::DualOwner, "0-3,4-7", 8, Some(896)), vec![1; 8]);
     }
@@ -347,10 +354,16 @@ mod tests {
         for table in &all {
             let mut form =
                 Unrolled::<pl_unrolled_7>::new(table, &step(5), Protocol::Sentinel).unwrap();
-            for packs in [1, 4, 5, 897, 5] {
+            for packs in [1, 4, 5, 896, 897, 65535, 5] {
                 let args = form.lay_out(&step(5), table, packs, None);
                 let mut covered = vec![0; packs as usize];
                 for phase in &args.phase {
+                    for k in 0..7 {
+                        let word = |first: &[u32], packs: &[u32]| first[k] | packs[k] << 16;
+                        assert_eq!(phase.send_piece[k], word(&phase.send_first, &phase.send_packs));
+                        assert_eq!(phase.copy_piece[k], word(&phase.item_first, &phase.item_packs));
+                    }
+                    assert_eq!(phase.own_piece, phase.copy_piece[0]);
                     for (first, count) in phase.item_first.iter().zip(&phase.item_packs) {
                         covered[*first as usize..][..*count as usize]
                             .iter_mut()

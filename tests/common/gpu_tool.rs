@@ -77,7 +77,9 @@ pub fn lanes_that_lose_everything() -> String {
 pub fn kernels_that_do_nothing() -> String {
     let walks = ["pl_all_reduce_bf16_", "pl_all_reduce_add_rms_norm_bf16_"].map(String::from);
     let unrolled = [1, 3, 7, 15].map(|k| format!("pl_unrolled_{k}_bf16_"));
-    let normed = [1, 3, 7].map(|k| format!("pl_unrolled_{k}_norm_bf16_"));
+    let normed = [1, 3, 7]
+        .into_iter()
+        .flat_map(|k| ["norm", "rows"].map(|form| format!("pl_unrolled_{k}_{form}_bf16_")));
     doing_nothing(walks.into_iter().chain(unrolled).chain(normed))
 }
 

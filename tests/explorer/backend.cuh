@@ -192,9 +192,9 @@ inline void cluster_wait() {
   const bool published = world->now->published;
   if (control() != (published ? CONTROL_SQUARES_TOO_EARLY : CONTROL_BLOCKS_TOO_EARLY)) world->cluster_wait();
 }
-inline void keep_square_in_cluster_if(uint32_t on, uint32_t, uint32_t pack, float x) {
+inline void keep_square_in_cluster_if(uint32_t on, uint32_t blocks, uint32_t pack, float x) {
   world->point();
-  if (on) world->keep_in_cluster(pack, x);
+  if (on) world->keep_in_cluster(blocks, pack, x);
 }
 inline void kept_squares(uint32_t pack, uint32_t* w) {
   world->point();

@@ -30,7 +30,7 @@ fn main() {
             .file("kernels.cpp")
             .compile(&format!("explorer_{name}"));
     };
-    new().file("world.cpp").compile("explorer_world");
+    new().file("world.cpp").file("meet.cpp").compile("explorer_world");
     shape("gpu_shape", "1");
     shape("cpu_shape", "4");
 }

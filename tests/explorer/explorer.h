@@ -42,6 +42,7 @@ typedef struct {
   uint32_t host_staged;              /* slabs are host memory: a rank's own stores travel as well */
   uint32_t drop_at;                  /* the number of the write that is lost, from 1; 0: none */
   uint32_t mirror_from, mirror_to;   /* mirror_from's writes to mirror_to's slab never reach it; equal: none */
+  uint32_t abort_at, abort_rank;     /* the decision at which a rank's host aborts, from 1; 0: none */
   uint32_t rank_steps[PL_MAX_RANKS]; /* how many of the steps a rank makes */
   char* arena;                       /* n slabs, each 1 << slab_log2 bytes */
   uint32_t slab_log2;

@@ -79,7 +79,7 @@ pl_unrolled_1 of_two(const pl_unrolled_7& u) {
     const auto& from = u.phase[p];
     auto& to = v.phase[p];
     to.to[0] = from.to[0], to.send_first[0] = from.send_first[0], to.send_packs[0] = from.send_packs[0];
-    to.send_cut[0] = from.send_cut[0], to.own_cut = from.own_cut;
+    to.send_piece[0] = from.send_piece[0], to.own_piece = from.own_piece;
     to.fold = from.fold, to.one_source = from.one_source, to.result = from.result;
     uint32_t leaf = 0;
     for (uint32_t k = 0; k < 8 && leaf < 2; ++k) {
@@ -87,7 +87,7 @@ pl_unrolled_1 of_two(const pl_unrolled_7& u) {
       to.present |= (from.present >> k & 1) << leaf, to.remote |= (from.remote >> k & 1) << leaf;
       to.at[leaf] = from.at[k], to.from[leaf] = from.from[k];
       to.item_first[leaf] = from.item_first[k], to.item_packs[leaf] = from.item_packs[k];
-      if (leaf == 0) to.copy_cut[0] = from.copy_cut[k];
+      if (leaf == 0) to.copy_piece[0] = from.copy_piece[k];
       ++leaf;
     }
     if (from.fold == PL_FOLD_SUM) {

@@ -137,7 +137,10 @@ Fiber* World::choose() {
 
 // The scheduling point.
 void World::reschedule() {
-  ++events_;
+  if (++events_ == c->abort_at) {
+    c->args[c->abort_rank].step.state->abort = PL_REASON_ABORTED;
+    fails_ = 0;
+  }
   // Once every thread polls in vain, only a delivery changes anything.
   if (pending_ != 0 && (random(256) < deliver_chance_ || fails_ > 2 * live_)) deliver_some(1 + random(burst_));
   Fiber* next = choose();
@@ -158,84 +161,6 @@ void World::failed_poll() {
 // Time stands almost still while anything can happen, and jumps over every deadline when nothing
 // can: a deadline fires exactly when the wait would never end.
 uint64_t World::clock() { return clock_ += quiet() ? LONG_NS : 1; }
-
-// ---- threads that meet
-
-bool World::meet(Barrier& b, bool any) {
-  if (b.threads == 1) return any;
-  point();
-  b.any |= any;
-  b.before.merge(now->before);
-  b.fenced.merge(now->fenced);
-  if (++b.arrived < b.threads) {
-    const uint32_t generation = b.generation;
-    now->runnable = false;
-    while (b.generation == generation) reschedule();
-    return b.result;
-  }
-  b.result = b.any;
-  b.any = false;
-  b.arrived = 0;
-  ++b.generation;
-  fails_ = 0;
-  for (uint32_t i = 0; i < b.threads; ++i) {
-    Fiber& f = fibers_[b.first + i];
-    f.before.merge(b.before);
-    f.fenced.merge(b.fenced);
-    f.runnable = true;
-  }
-  return b.result;
-}
-
-bool World::meet_block(bool any) { return meet(blocks_[now->rank * c->blocks + now->block], any); }
-
-bool World::meet_part(uint32_t threads, bool any) {
-  const uint32_t at = now->rank * c->blocks + now->block;
-  Barrier& part = parts_[at];
-  part.first = blocks_[at].first;
-  part.threads = threads;
-  return meet(part, any);
-}
-
-// Who has arrived goes on, until it has to wait for the others.
-void World::cluster_arrive(bool publish) {
-  Barrier& cluster = clusters_[now->rank];
-  point();
-  now->published = publish;
-  now->cluster_generation = cluster.generation;
-  if (++cluster.arrived < cluster.threads) return;
-  cluster.arrived = 0;
-  ++cluster.generation;
-  fails_ = 0;
-  for (uint32_t i = 0; i < cluster.threads; ++i) {
-    Fiber& f = fibers_[cluster.first + i];
-    if (f.awaits_cluster) f.awaits_cluster = false, f.runnable = true;
-  }
-}
-
-void World::cluster_wait() {
-  Barrier& cluster = clusters_[now->rank];
-  point();
-  while (cluster.generation == now->cluster_generation) {
-    now->awaits_cluster = true;
-    now->runnable = false;
-    reschedule();
-  }
-}
-
-void World::keep_in_cluster(uint32_t pack, float square) {
-  const Barrier& cluster = clusters_[now->rank];
-  for (uint32_t i = 0; i < cluster.threads; ++i) strayed_ |= !fibers_[cluster.first + i].inside;
-  for (uint32_t block = 0; block < c->blocks; ++block) blocks_[now->rank * c->blocks + block].squares[pack] = square;
-}
-
-uint64_t World::share(uint64_t v) {
-  Barrier& b = blocks_[now->rank * c->blocks + now->block];
-  meet(b, false);
-  if (now->tid == 0) b.shared = v;
-  meet(b, false);
-  return b.shared;
-}
 
 // ---- writes
 

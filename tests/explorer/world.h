@@ -34,6 +34,7 @@
 #include <string.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "explorer.h"
@@ -67,7 +68,7 @@ struct Queue {
   size_t size() const { return writes.size() - head; }
 };
 
-// Threads that meet: of a block, or of a rank between two launches. They are neighbours in the list
+// Threads that meet: of a block, of a rank between two launches, or of a cluster. They are neighbours in the list
 // of fibers.
 struct Barrier {
   uint32_t first = 0, threads = 0, arrived = 0, generation = 0;
@@ -83,7 +84,9 @@ struct Fiber {
   bool runnable = true;
   bool inside = false;  // a kernel
   bool awaits_cluster = false, published = false;
-  uint32_t cluster_generation = 0;  // of the cluster's barrier, when it arrived there
+  std::vector<std::pair<uint32_t, float>> squares;  // stored into the cluster, not published yet
+  uint32_t squares_to = 0;                          // so many blocks of it
+  uint32_t cluster_generation = 0;                  // of the cluster's barrier, when it arrived there
   uint32_t kept[MAX_KEPT][4] = {};
   const pl_args* args = nullptr;  // of the launch it is in
   Counts before;                  // writes that happened before what this thread does next
@@ -120,7 +123,7 @@ class World {
   // The blocks of the calling thread's rank as a cluster.
   void cluster_arrive(bool publish);
   void cluster_wait();
-  void keep_in_cluster(uint32_t pack, float square);
+  void keep_in_cluster(uint32_t blocks, uint32_t pack, float square);
   // What a thread of the calling thread's block keeps there.
   uint32_t (*kept(uint32_t tid))[4] { return fibers_[blocks_[now->rank * c->blocks + now->block].first + tid].kept; }
   uint64_t clock();

@@ -12,7 +12,7 @@ use crate::comm::call::Call;
 use crate::comm::plans::Plan;
 use crate::device::cuda::DeviceMemory;
 use crate::error::Result;
-use crate::lane::{step_packs, tile_packs, Layout};
+use crate::lane::{step_packs, tile_packs, Layout, MOST_PACKS};
 use crate::launch::*;
 use crate::types::{Algorithm, DType, Op, Protocol, PACK_BYTES};
 
@@ -57,7 +57,8 @@ impl Delta {
         };
         // Of any type: all have packs of so many bytes.
         let most_packs = step_packs(&geo, &plan.table, DType::F32, Protocol::Sentinel)
-            .min(tile_packs(&plan.table, rule.most_packs(threads)));
+            .min(tile_packs(&plan.table, rule.most_packs(threads)))
+            .min(MOST_PACKS);
         if most_packs == 0 {
             return Ok(None);
         }

@@ -1,5 +1,6 @@
 //! A rank's launches: one kernel per step on the caller's stream, eager and captured alike. A call allocates nothing and asks
-//! the driver for nothing but whether the stream is being captured, and where it stands then.
+//! the driver for nothing but whether the stream is being captured, and where it stands then; and once per kernel and shape how many
+//! of its blocks a multiprocessor holds.
 
 use super::chain::{Chain, Queue, Room};
 use super::delta::Delta;

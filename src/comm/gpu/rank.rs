@@ -27,7 +27,7 @@ use std::time::Duration;
 pub(super) struct Parts {
     pub lane: Lane,
     /// By channel.
-    pub rules: [ShapeRule; CHANNELS],
+    pub rules: Box<[ShapeRule; CHANNELS]>,
     /// For programmatic launches; none where there are none.
     pub room: Option<Room>,
     pub state: Arc<DeviceState>,

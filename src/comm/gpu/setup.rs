@@ -278,7 +278,8 @@ impl Setting<'_> {
             std::array::from_fn(|channel| share(sm_count, most_sharers, channel));
         // A kernel of an older family of code, or a GPU that cannot, is found out per kernel and here.
         let capability = self.context.device().facts().compute_capability;
-        let neighbours = Neighbours::look(&self.kernels, capability);
+        let neighbours =
+            Neighbours::look(&self.kernels, capability).filter(|_| self.config.clusters);
         let own_sms = self.facts[self.rank].sm_count;
         let rules = shares.map(|share| match ShapeRule::new(share, blocks, threads) {
             rule if lane == Lane::Host => rule.with_spare_block(),
@@ -294,6 +295,7 @@ impl Setting<'_> {
         let peers = Mutex::new(peers);
         let placement = self.placement.clone();
         let check = self.agreed.check;
+        let rules = Box::new(rules);
         let parts = Parts { lane, rules, room, state, slab, peers, layout, check, placement };
         let patience = self.config.setup_deadline.min(LANE_PATIENCE);
         let gpu = GpuRank::new(self.rank, parts, Arc::clone(&fault), &plans, patience);

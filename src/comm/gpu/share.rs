@@ -5,7 +5,7 @@
 //!
 //! - a block counts as a multiprocessor, whatever it needs. Two small ones that are counted as one do not do: they may end up
 //!   on two multiprocessors, and a large block then fits on neither. So the sum of all blocks may be no more than there are
-//!   multiprocessors, and that is enough;
+//!   multiprocessors, and that is enough, but for clusters (cluster.rs);
 //! - each rank has an equal part of the GPU, and its channels' shares are no more than that part in sum: the test below;
 //! - of a channel one launch runs at a time, or a pair that is chained, of which the second has started early. A launch takes
 //!   no more than the share of its channel (`ShapeRule`). A pair takes no more either, both together (`Room::holds`), and if

@@ -164,6 +164,9 @@ pub struct LaunchShape {
     pub cluster: u32,
 }
 
+/// Blocks of the largest cluster that every GPU with clusters has.
+const PORTABLE_CLUSTER: u32 = 8;
+
 impl LaunchShape {
     /// Blocks and threads, and nothing else.
     pub const fn plain(blocks: u32, threads: u32) -> Self {
@@ -186,7 +189,7 @@ impl LaunchShape {
         }
     }
 
-    /// `attributes`: its own.
+    /// `attributes`: from [`attributes`](Self::attributes) of the same shape; the result points to them.
     fn config(
         &self,
         stream: sys::CUstream,
@@ -259,19 +262,24 @@ impl<A: Copy> Function<A> {
         Ok(blocks.max(0) as u32)
     }
 
-    /// Clusters of so many blocks that fit on the GPU at a time; none where the driver is too old to know.
-    pub fn most_clusters(&self, threads: u32, cluster: u32) -> Result<Option<u32>> {
+    /// Clusters of so many blocks that fit on the GPU at a time; of more than 8 (up to 16) only where the GPU has such.
+    pub fn most_clusters(&self, threads: u32, cluster: u32) -> Result<u32> {
         let entered = self.module.0.context.enter()?;
+        if cluster > PORTABLE_CLUSTER {
+            let allowed =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+            // SAFETY: a function that is loaded, and a value that the attribute takes.
+            unsafe { entered.symbols().cuFuncSetAttribute(self.raw, allowed, 1) }?;
+        }
         let shape = LaunchShape { cluster, ..LaunchShape::plain(cluster, threads) };
         let mut attributes = shape.attributes();
         let config = shape.config(std::ptr::null_mut(), &mut attributes);
         let mut clusters = 0;
         // SAFETY: reads the configuration, whose attributes outlive the call, and writes one int.
-        let asked = unsafe {
+        unsafe {
             entered.symbols().cuOccupancyMaxActiveClusters(&mut clusters, self.raw, &config)
-        };
-        asked.transpose()?;
-        Ok(asked.map(|_| clusters.max(0) as u32))
+        }?;
+        Ok(clusters.max(0) as u32)
     }
 
     /// Queues the kernel, or records it where the stream is being captured. `params` is copied before this returns.

@@ -210,6 +210,12 @@ symbols! {
             block: c_int,
             shared: usize,
         );
+        fn cuFuncSetAttribute(function: sys::CUfunction, attribute: sys::CUfunction_attribute, value: c_int);
+        fn cuOccupancyMaxActiveClusters(
+            clusters: *mut c_int,
+            function: sys::CUfunction,
+            config: *const sys::CUlaunchConfig,
+        );
         fn cuLaunchKernelEx(
             config: *const sys::CUlaunchConfig,
             function: sys::CUfunction,
@@ -253,12 +259,6 @@ symbols! {
         );
     }
     optional {
-        // 11.8.
-        fn cuOccupancyMaxActiveClusters(
-            clusters: *mut c_int,
-            function: sys::CUfunction,
-            config: *const sys::CUlaunchConfig,
-        );
         fn cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
         fn cuStreamGetCaptureInfo_v3(
             stream: sys::CUstream,

@@ -31,6 +31,8 @@ pub struct Plan {
     pub one_half: bool,
     pub drop_at: u32,
     pub mirror: Option<(u32, u32)>,
+    /// At which decision of the explorer a rank's host aborts.
+    pub abort: Option<(u32, u32)>,
     pub rank_steps: Vec<u32>,
     /// Words of the slabs before the first step: (rank, offset, value).
     pub planted: Vec<(usize, u64, u64)>,
@@ -100,6 +102,7 @@ fn draw(boxes: &[Box_], algorithm: Algorithm, way: Way, seed: u64, mix_in: u64) 
         one_half: false,
         drop_at: 0,
         mirror: None,
+        abort: None,
         rank_steps: vec![steps.len() as u32; b.n],
         steps,
         planted: Vec::new(),

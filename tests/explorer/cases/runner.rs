@@ -234,6 +234,7 @@ impl Runner {
         let mut rank_steps = [0; 16];
         rank_steps[..n].copy_from_slice(&plan.rank_steps);
         let (mirror_from, mirror_to) = plan.mirror.unwrap_or((0, 0));
+        let (abort_at, abort_rank) = plan.abort.unwrap_or((0, 0));
         let case = explorer::Case {
             seed: plan.seed,
             n: n as u32,
@@ -246,6 +247,8 @@ impl Runner {
             drop_at: plan.drop_at,
             mirror_from,
             mirror_to,
+            abort_at,
+            abort_rank,
             rank_steps,
             arena: self.slabs.as_mut_ptr().cast(),
             slab_log2: SLAB_LOG2,

@@ -41,10 +41,10 @@ impl Verdict {
     /// What is not as in a clean run.
     pub fn complaint(&self) -> Option<String> {
         if self.outcome.stuck != 0 {
-            return Some("threads of a block left each other at a barrier".into());
+            return Some("threads of a block or a cluster left each other at a barrier".into());
         }
         if self.outcome.strayed != 0 {
-            return Some("an element of a block that was not running was stored to".into());
+            return Some("a block's shared memory was stored to while it did not run".into());
         }
         self.wrong.clone().or_else(|| {
             let (rank, state) = self.states.iter().enumerate().find(|(_, s)| s.abort != 0)?;

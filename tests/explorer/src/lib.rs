@@ -16,6 +16,8 @@ pub struct Case {
     pub drop_at: u32,
     pub mirror_from: u32,
     pub mirror_to: u32,
+    pub abort_at: u32,
+    pub abort_rank: u32,
     pub rank_steps: [u32; 16],
     pub arena: *mut u8,
     pub slab_log2: u32,
@@ -33,7 +35,7 @@ pub struct Outcome {
     pub events: u64,
     /// Posted writes.
     pub writes: u64,
-    /// 1: threads of a block left each other at a barrier.
+    /// 1: threads of a block or a cluster left each other at a barrier.
     pub stuck: u32,
     /// 1: a block's shared memory was stored to before it ran or after it had ended.
     pub strayed: u32,

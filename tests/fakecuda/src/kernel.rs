@@ -19,7 +19,7 @@ use cudarc::driver::sys::{
     CUfunction_attribute as A, CUlaunchAttributeID as Id, CUlaunchConfig, CUDA_KERNEL_NODE_PARAMS,
 };
 use launch::{pl_args, pl_step, pl_unrolled_1, pl_unrolled_15, pl_unrolled_3, pl_unrolled_7};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -36,6 +36,8 @@ struct Function {
 static MODULES: Table<()> = Table::new();
 static FUNCTIONS: Table<Function> = Table::new();
 static KERNELS: Mutex<BTreeMap<String, (HostKernel, usize)>> = Mutex::new(BTreeMap::new());
+/// Functions that may be asked about larger clusters than every GPU has.
+static LARGE_CLUSTERS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 static LAUNCHES: AtomicU64 = AtomicU64::new(1);
 
 /// Sizes of the parameters of kernels that make a step. Those of the tests' own kernels are other ones.
@@ -143,7 +145,7 @@ impl Attributes {
                     }
                     id if id == Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as u32 => {
                         let dim = attribute.value.clusterDim;
-                        if (dim.y, dim.z) != (1, 1) || !(1..=MOST_IN_CLUSTER).contains(&dim.x) {
+                        if (dim.y, dim.z) != (1, 1) || !(1..=LARGEST_CLUSTER).contains(&dim.x) {
                             return Err(CLUSTER_SIZE_IS_NOT_VALID);
                         }
                         found.cluster = dim.x;
@@ -156,8 +158,12 @@ impl Attributes {
     }
 }
 
-/// Of a portable cluster.
+/// Of a cluster that is launched: a portable one.
 const MOST_IN_CLUSTER: u32 = 8;
+/// Of one that is asked about, where the function allows it.
+const LARGEST_CLUSTER: u32 = 16;
+/// Blocks of clusters on a multiprocessor.
+const MOST_OF_CLUSTERS: u32 = 8;
 /// Multiprocessors of a GPU, and those that are neighbours: a cluster is of one such group. The last group is a smaller one.
 pub const SMS: u32 = 132;
 const NEIGHBOURS: u32 = 16;
@@ -206,7 +212,8 @@ impl Launch {
             );
             return Err(INVALID_ARGUMENT);
         }
-        if attributes.cluster != 0 && !launch.waits_inside() {
+        if attributes.cluster > MOST_IN_CLUSTER || attributes.cluster != 0 && !launch.waits_inside()
+        {
             return Err(CLUSTER_SIZE_IS_NOT_VALID);
         }
         Ok(launch)
@@ -328,8 +335,12 @@ entry! {
         };
         put(value, answer)
     }
-    fn cuFuncSetAttribute(handle: usize, _which: u32, _value: c_int) {
-        function(handle).map(|_| ())
+    fn cuFuncSetAttribute(handle: usize, which: u32, value: c_int) {
+        function(handle)?;
+        if which == A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as u32 && value != 0 {
+            lock(&LARGE_CLUSTERS).insert(handle);
+        }
+        Ok(())
     }
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, handle: usize, block: c_int, _shared: usize) {
         function(handle)?;
@@ -345,7 +356,12 @@ entry! {
         if cluster == 0 || !c.gridDimX.is_multiple_of(cluster) || !(1..=1024).contains(&c.blockDimX) {
             return Err(CLUSTER_SIZE_IS_NOT_VALID);
         }
-        let of = |sms: u32| sms * per_sm(c.blockDimX) / cluster;
+        if cluster > MOST_IN_CLUSTER && !lock(&LARGE_CLUSTERS).contains(&handle) {
+            return Err(CLUSTER_SIZE_IS_NOT_VALID);
+        }
+        let places = per_sm(c.blockDimX).min(MOST_OF_CLUSTERS);
+        // Its blocks are on as many multiprocessors.
+        let of = |sms: u32| if sms < cluster { 0 } else { sms * places / cluster };
         put(clusters, (SMS / NEIGHBOURS * of(NEIGHBOURS) + of(SMS % NEIGHBOURS)) as c_int)
     }
     fn cuLaunchKernel(

@@ -2,6 +2,7 @@
 //! processes. It is strict where the real driver is: a call without a current context, a freed handle, an allocation during
 //! somebody's capture or an event of another capture gets the driver's error. It is stricter with programmatic launches of the
 //! library's kernels: a graph in which one could start too early is not made launchable, and none may be outside a graph.
+//! A kernel must have been told of the clusters that it is launched as.
 //!
 //! | here | stands for |
 //! | --- | --- |

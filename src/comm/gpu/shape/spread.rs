@@ -76,8 +76,9 @@ impl ShapeRule {
                 let RowUnits { block, row, .. } = spread.units;
                 let room = self.clusters.filter(|_| self.spare == 0 && fits_a_cluster(longest));
                 let cluster = u32::try_from(row / block).ok()?;
-                let fits =
-                    |room: ClusterRoom| cluster > 1 && room.holds(cluster, per_sm(spread.threads));
+                let fits = |room: ClusterRoom| {
+                    cluster > 1 && room.holds(cluster, spread.blocks, per_sm(spread.threads))
+                };
                 let cluster = if room.is_some_and(fits) { cluster } else { 0 };
                 Some(Spread { units: RowUnits { cluster, ..spread.units }, ..spread })
             }
@@ -181,7 +182,11 @@ mod tests {
 
     /// With room for clusters on a GPU of an H200's multiprocessors that the rank has to itself.
     fn with_clusters(rule: ShapeRule) -> ShapeRule {
-        rule.with_clusters(Some(ClusterRoom::new(Neighbours::of(32, 16), 132, rule.most_blocks())))
+        rule.with_clusters(Some(ClusterRoom::new(
+            Neighbours::of(31, 15, 7),
+            132,
+            rule.most_blocks(),
+        )))
     }
 
     #[test]
@@ -276,7 +281,7 @@ mod tests {
             Some((s.blocks, s.threads, s.units.block, s.units.cluster))
         };
         assert_eq!(cluster(rule, 1, 896, false), Some((7, 160, 128, 7)));
-        assert_eq!(cluster(rule, 16, 896, false), Some((64, 256, 224, 4)));
+        assert_eq!(cluster(rule, 16, 896, false), Some((64, 256, 224, 0)), "no room for so many");
         assert_eq!(cluster(rule, 1, 1100, false), Some((9, 160, 128, 0)), "too long");
         assert_eq!(cluster(rule, 1, 32, false), Some((1, 160, 32, 0)), "a block alone");
         assert_eq!(cluster(rule, 4, 112, true), Some((4, 256, 112, 0)), "a row is a block's");
