@@ -1,9 +1,8 @@
 // The blocks of a row as a cluster, which tell each other their squares through shared memory.
 //
-// The host may launch the blocks of a row of the short path of one phase as a cluster (pl_step.cluster), on GPUs of 9.0
-// and newer.
-// Whoever has r of a pack then stores its sum of squares into the shared memory of all of them, instead of posting it
-// to where they poll for it (spread.cuh): a quarter of the time. They meet twice:
+// On GPUs of 9.0 and newer the host may launch the blocks of a row of the short path of one phase as a cluster
+// (pl_step.cluster). Whoever has r of a pack then stores its sum of squares into the shared memory of all of them,
+// instead of posting it to where they poll for it (spread.cuh): half of the time and less. They meet twice:
 // - Before the first store: a block's shared memory is there once the block runs. All arrive at the beginning, so that
 //   nobody waits any more by the time that it has a sum.
 // - Behind the last one. From there on nobody stores, so that a block may end whatever the others do.
