@@ -41,6 +41,7 @@ fn everything() -> peerlane::Result<()> {
     let module = Module::load(&context, b"image", BUILT_WITH)?;
     let add = module.function::<Add>("add")?;
     add.blocks_per_sm(128, 0)?;
+    add.most_clusters(128, 16)?;
     let (first, last) = (Event::timed(&context)?, Event::timed(&context)?);
     first.record(&entered, stream.as_ref())?;
     last.record(&entered, stream.as_ref())?;
