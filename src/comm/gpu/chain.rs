@@ -35,16 +35,12 @@ use super::shape::{Shape, Shapes};
 use crate::bootstrap::CHANNELS;
 use crate::device::cuda::{
     memory, CaptureStatus, CapturedGraph, Entered, Function, GraphNode, LaunchShape,
-    RecordedKernel, StreamRef,
+    RecordedKernel, StreamRef, FIRST_CAPABILITY, FIRST_PTX_VERSION,
 };
 use crate::error::Result;
 use crate::launch::*;
 use crate::log::log;
 use std::collections::HashMap;
-
-/// The first that can, and that have clusters (cluster.rs): of GPUs, and of what source is compiled for.
-pub(super) const FIRST_CAPABILITY: (u32, u32) = (9, 0);
-pub(super) const FIRST_PTX_VERSION: u32 = 90;
 
 /// The parameter of a kernel that begins with `dev::after_predecessor`.
 ///

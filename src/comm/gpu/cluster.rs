@@ -20,12 +20,7 @@
 //! are no more than there are clusters of eight beyond those of sixteen, of which each such group has one at least; and smaller ones
 //! no more than there are clusters of four beyond twice those of eight.
 
-use super::chain::{FIRST_CAPABILITY, FIRST_PTX_VERSION};
-use super::kernels::{HasKernels, Kernels};
-use super::shape::{ROW_THREADS, SPARE_WARP};
-use crate::device::cuda::Function;
-use crate::launch::pl_unrolled_7;
-use crate::types::DType;
+use crate::device::cuda::{Function, FIRST_CAPABILITY, FIRST_PTX_VERSION};
 
 /// Most blocks of a cluster: MOST_IN_CLUSTER in `cuda/dev_gpu.cuh`.
 pub(super) const MOST_IN_CLUSTER: u32 = 8;
@@ -41,11 +36,13 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// None where there are no clusters: on GPUs before 9.0, and with code for those.
-    pub fn look(kernels: &Kernels, capability: (u32, u32)) -> Option<Self> {
-        // One block of the largest of its kernels is all that a multiprocessor holds.
-        let kernel = pl_unrolled_7::of(kernels).cluster(DType::BF16)?;
-        let threads = ROW_THREADS + SPARE_WARP;
+    /// By a kernel of which a multiprocessor holds one block of `threads` threads and no more. None where there are no clusters: on
+    /// GPUs before 9.0, and with code for those.
+    pub fn look<A: Copy>(
+        kernel: &Function<A>,
+        threads: u32,
+        capability: (u32, u32),
+    ) -> Option<Self> {
         if capability < FIRST_CAPABILITY || !can_be_clusters(kernel) {
             return None;
         }
@@ -96,7 +93,7 @@ impl ClusterRoom {
     /// multiprocessor holds.
     pub fn holds(&self, cluster: u32, blocks: u32, per_sm: u32) -> bool {
         let Neighbours { sms, groups } = self.neighbours;
-        let own = (self.alike + blocks).saturating_sub(cluster);
+        let own = self.alike.saturating_add(blocks).saturating_sub(cluster);
         let Some(full) = own.checked_div(per_sm.min(MOST_PER_SM)) else { return false };
         let left = sms.saturating_sub(self.others).saturating_sub(full);
         (2..=MOST_IN_CLUSTER).contains(&cluster) && left > groups * (cluster - 1)

@@ -4,9 +4,9 @@
 use super::chain::Room;
 use super::cluster::{ClusterRoom, Neighbours};
 use super::facts::{self, Facts, PEERS_PER_GPU};
-use super::kernels::Kernels;
+use super::kernels::{HasKernels, Kernels};
 use super::rank::{GpuRank, Parts};
-use super::shape::ShapeRule;
+use super::shape::{ShapeRule, ROW_THREADS, SPARE_WARP};
 use super::share::share;
 use super::slab::{Offer, Peer, Slab};
 use super::state::DeviceState;
@@ -21,10 +21,11 @@ use crate::comm::selftest;
 use crate::device::cuda::{Context, RelaxedThread};
 use crate::error::{Error, Result};
 use crate::lane::Layout;
+use crate::launch::pl_unrolled_7;
 use crate::log::log;
 use crate::placement::Placement;
 use crate::probe::LaneVerdict;
-use crate::types::{Lane, ProbeMode};
+use crate::types::{DType, Lane, ProbeMode};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -278,8 +279,12 @@ impl Setting<'_> {
             std::array::from_fn(|channel| share(sm_count, most_sharers, channel));
         // A kernel of an older family of code, or a GPU that cannot, is found out per kernel and here.
         let capability = self.context.device().facts().compute_capability;
-        let neighbours =
-            Neighbours::look(&self.kernels, capability).filter(|_| self.config.clusters);
+        // The largest of the kernels for clusters.
+        let kernel = pl_unrolled_7::of(&self.kernels).cluster(DType::BF16);
+        let largest = ROW_THREADS + SPARE_WARP;
+        let neighbours = kernel
+            .filter(|_| self.config.clusters)
+            .and_then(|kernel| Neighbours::look(kernel, largest, capability));
         let own_sms = self.facts[self.rank].sm_count;
         let rules = shares.map(|share| match ShapeRule::new(share, blocks, threads) {
             rule if lane == Lane::Host => rule.with_spare_block(),

@@ -38,7 +38,7 @@ pub use graph::{
 pub use host::{HostMemory, HostPages};
 pub use ipc::{kept_until_exit, IpcHandle, IpcMapping, IpcMemory, IPC_HANDLE_BYTES};
 pub use memory::DeviceMemory;
-pub use module::{Function, LaunchShape, Module};
+pub use module::{Function, LaunchShape, Module, FIRST_CAPABILITY, FIRST_PTX_VERSION};
 pub use peer::{open_peer, Edge};
 pub use stream::{CaptureStatus, CapturedGraph, Event, GraphNode, Stream, StreamRef};
 pub use vmm::VmmMemory;

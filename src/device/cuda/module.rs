@@ -147,6 +147,11 @@ unsafe impl<A> Send for Function<A> {}
 // SAFETY: as above.
 unsafe impl<A> Sync for Function<A> {}
 
+/// The first GPUs that have programmatic launches and clusters.
+pub const FIRST_CAPABILITY: (u32, u32) = (9, 0);
+/// The same of what source is compiled for: [`Function::ptx_version`].
+pub const FIRST_PTX_VERSION: u32 = 90;
+
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
